@@ -1,6 +1,6 @@
 """The machine that a simulation runs on: its disk and its clock, and how they go wrong.
 
-Owns: `Disk`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`; `Machine`.
+Owns: `FaultInjectingFiles`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`; `SimulatedMachine`.
 """
 
 import random

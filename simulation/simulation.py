@@ -1,7 +1,7 @@
 """The skeleton of both simulations: random steps from one seed, told line by line, and a failure that says how to repeat it.
 
 Owns: `Simulation` (the loop over the steps, the repro line, the command line), `Chance` (where random choices come from) and
-`Narration` (who is told what happens).
+`StepPrinter` (who is told what happens).
 A failure is an AssertionError whose last line repeats it: `python -m simulation.partition --seed 1234`, run from the repository root.
 """
 

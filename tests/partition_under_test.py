@@ -1,6 +1,6 @@
 """One partition under test: a log of any backend, a clock under control, and short verbs.
 
-Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend the rules are tested on) and `Bench`.
+Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend the rules are tested on) and `PartitionUnderTest`.
 A backend joins by a subclass of `Home` and a line in `HOMES`.
 Every verb is a turn of its own: it is committed before it returns. Times are seconds here, and microseconds everywhere else.
 """

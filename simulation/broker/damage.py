@@ -1,6 +1,6 @@
 """A copy of a simulated broker's disk is damaged, at rest or while a broker has it open, and used.
 
-Owns: `examine`. Cursors read, items are listed, some are redriven to another queue, the rest is leased and completed.
+Owns: `check_damaged_copy`. Cursors read, items are listed, some are redriven to another queue, the rest is leased and completed.
 What must hold: every undamaged item is read, listed and, if it was not done, delivered, once; exactly the damaged ones are counted as lost;
 no queue runs turn after turn without end.
 """

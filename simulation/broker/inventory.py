@@ -1,6 +1,6 @@
 """Where every item of a simulated broker is: looked up in its partitions, between two turns.
 
-Owns: `Census`, and the invariants that need no model: an item is in one place at a time, a key is in one lease at a time, counters are
+Owns: `ItemInventory`, and the invariants that need no model: an item is in one place at a time, a key is in one lease at a time, counters are
 a recount, nothing counts as damaged.
 Only queues that ran a turn since the last look are looked at again. A partition that fails has nothing to say: while there is one,
 `whole` is False and nobody can say that an item is lost.

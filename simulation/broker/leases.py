@@ -1,6 +1,6 @@
 """Who holds what in a simulated broker, and whether the answers to lease, complete, retry, bury and extend are right.
 
-Owns: `Facts`, which the model and the leases share, and `LeaseModel`, which knows of each lease what its holder knows.
+Owns: `SharedModelState`, which the model and the leases share, and `LeaseModel`, which knows of each lease what its holder knows.
 A lease is *surely valid* while its deadline lies ahead and nothing was lost that it rests on: then nobody else may have its items, and its
 holder may not be refused. It is *surely stale* when its items were given to someone else, or its deadline is past: then it must be
 refused. Between the two lies what a power cut or a lost answer leave in doubt. A write that fails, or an interrupt,

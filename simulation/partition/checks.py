@@ -1,6 +1,6 @@
 """What must be true of a partition after every step, whatever was asked of it.
 
-Owns: `look` (a partition's state as a `View`, to be compared with the model's) and the invariants that need no model.
+Owns: `look` (a partition's state as a `ComparedState`, to be compared with the model's) and the invariants that need no model.
 Everything here reads; nothing changes what it looks at.
 """
 

@@ -1,6 +1,6 @@
 """A copy of a simulated partition is damaged and used.
 
-Owns: `examine`.
+Owns: `check_damaged_copy`.
 What must hold: every undamaged item is read, listed, explained and delivered, once; exactly the damaged ones are recorded as lost; `verify`
 tells of the damage before, and nothing after a repair; and all of that takes a bounded number of steps.
 """

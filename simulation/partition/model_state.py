@@ -1,6 +1,6 @@
 """What a model knows of every item and every lease, and the few ways in which an item moves.
 
-Owns: `Ledger`, the plain facts beneath `Model`; `Holding`, one lease; `View`, what of it can be compared with a real partition.
+Owns: `ModelState`, the plain facts beneath `QueueLoadModel`; `ModelLease`, one lease; `ComparedState`, what of it can be compared with a real partition.
 """
 
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
 """The public API under test: one set of tests for the sync and the async one.
 
-Owns: `Bridge`, which lets a test use an object of the async API as if it were a sync one, and `Place`, where brokers are opened.
+Owns: `SyncAdapter`, which lets a test use an object of the async API as if it were a sync one, and `Place`, where brokers are opened.
 """
 
 import asyncio

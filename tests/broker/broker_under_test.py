@@ -1,6 +1,6 @@
 """A whole broker under test: where its logs lie, its clock, and short verbs for its queues.
 
-Owns: `Rig` (a broker that may be killed and opened again), `Desk` (one of its queues), `Asked` and `Held` (answers), `batch_of`.
+Owns: `BrokerUnderTest` (a broker that may be killed and opened again), `QueueUnderTest` (one of its queues), `SubmittedRequest` and `Held` (answers), `batch_of`.
 Two ways to run one:
 - by hand: a clock under control and no threads; nothing happens but in `turn`, so a test sees every step;
 - live: real threads and the real clock; `submit` and `call` as a caller has them.

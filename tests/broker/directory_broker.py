@@ -1,6 +1,6 @@
 """A broker at work in a directory, for tests that look at the directory.
 
-Owns: `Yard`, and verbs to fill a queue (`fill`, `work`) and to ask everything that can be asked of one (`asked`).
+Owns: `DirectoryBroker`, and verbs to fill a queue (`fill`, `work`) and to ask everything that can be asked of one (`asked`).
 """
 
 from pathlib import Path

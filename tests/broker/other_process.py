@@ -1,6 +1,6 @@
 """Those outside of a broker's process, for tests of its inbox.
 
-Owns: `Outsider`, who stages and publishes drops and puts errands beside a broker under test (tests/broker/broker_under_test.py); `ended_in`, a work of
+Owns: `OtherProcess`, who stages and publishes drops and puts errands beside a broker under test (tests/broker/broker_under_test.py); `cut_at_each_call`, a work of
 theirs cut off at every file call; and short verbs for the owner's side of a broker run by hand.
 """
 

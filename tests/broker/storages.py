@@ -1,6 +1,6 @@
 """Where a broker under test lives: in memory, on a simulated disk, on a real one.
 
-Owns: `Ground` and its kinds, which outlive the broker that is opened on them, and `PatchyFiles`, a disk that fails in places.
+Owns: `Ground` and its kinds, which outlive the broker that is opened on them, and `PartlyFailingFiles`, a disk that fails in places.
 """
 
 import errno

@@ -1,6 +1,6 @@
 """The command line as a person or a script uses it, in this process.
 
-Owns: `Terminal`, which runs commands on a broker of its own and looks at what they print.
+Owns: `CommandLine`, which runs commands on a broker of its own and looks at what they print.
 """
 
 import json

@@ -1,6 +1,6 @@
 """A scripted life of a file log on a simulated disk, and what must be true of it however it ended.
 
-Owns: `STEPS` (every kind of thing an owner does, in an order that meets the corners), `Owner` (does them and keeps account of what was
+Owns: `STEPS` (every kind of thing an owner does, in an order that meets the corners), `ScriptedOwner` (does them and keeps account of what was
 promised), `check_survivors`. An owner that meets a storage error does what a turn does: reset, recover, go on.
 """
 

@@ -1,6 +1,6 @@
 """A catalog under test: its state, every record that made it, and short verbs.
 
-Owns: `Book`, and `refused`, which sees to it that what is refused changes nothing and says what to do.
+Owns: `CatalogUnderTest`, and `refused`, which sees to it that what is refused changes nothing and says what to do.
 """
 
 from collections.abc import Callable, Collection, Mapping

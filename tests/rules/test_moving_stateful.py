@@ -1,6 +1,6 @@
 """Transfers and fences among everything else that happens, against a plain model, with histories that Hypothesis draws and makes small.
 
-Owns: `Moving`, the model of tests/simulation with fences and an outbox, and the machine that shows it every command. A fenced item is
+Owns: `TransferModel`, the model of tests/simulation with fences and an outbox, and the machine that shows it every command. A fenced item is
 for a lease as good as not ready yet: so the model judges every lease, with its order, as if fenced items were not there.
 """
 

@@ -1,6 +1,6 @@
 """A queue with a past, and the figures of a report computed without Spark.
 
-Owns: `told` (a story in which everything happens that a report tells of) and `Oracle`, which walks through the events of the log one by
+Owns: `told` (a story in which everything happens that a report tells of) and `ExpectedReport`, which walks through the events of the log one by
 one, as a `Snapshot` gives them, and counts what a report should say.
 """
 

@@ -1,6 +1,6 @@
 """A sink that a test can look into.
 
-Owns: `Kept`.
+Owns: `MemorySink`.
 """
 
 from collections.abc import Callable

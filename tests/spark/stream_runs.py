@@ -1,6 +1,6 @@
 """A queue and a stream over it, without a JVM: the reader's own methods, called as Spark calls them.
 
-Owns: `Following`, and verbs to fill queues and to let retention take what is resolved.
+Owns: `StreamRun`, and verbs to fill queues and to let retention take what is resolved.
 """
 
 import json

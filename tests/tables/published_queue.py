@@ -1,6 +1,6 @@
 """Tables of a queue, read as tasks read them.
 
-Owns: `Shelf`, a queue's partitions as somebody sees them who does not own them, and `rows` of what it gives.
+Owns: `PublishedQueue`, a queue's partitions as somebody sees them who does not own them, and `rows` of what it gives.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The table of fields is what everything else has: a field that is added to it must be added where these tests say, and nowhere else.
 
 What is derived from the table needs no change and is only looked at here. By hand, because people and type checkers read them, stay: the
-columns of `Batch`, the fields of `NewItem` and `to_single`, the properties of `Item`, the parameters of `produce`, the options of the
+columns of `Batch`, the fields of `NewItem` and `single_item_batch`, the properties of `Item`, the parameters of `produce`, the options of the
 command line, and the prose of docs/api.md.
 """
 

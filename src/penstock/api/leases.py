@@ -1,6 +1,6 @@
 """Leases as a consumer holds them, without the waiting.
 
-Owns: `LeasedPart` (what one partition handed out under one lease), the halves of `Lease` and `LeaseBatch` that need no I/O, and `Chosen`:
+Owns: `PartitionLease` (what one partition handed out under one lease), the halves of `Lease` and `LeaseBatch` that need no I/O, and `LeaseSelection`:
 from whatever a caller wants settled to the parts of a request, and from the answer to what is over and what was lost.
 A part remembers what became of its items through this object, so that a batch settles what is still open and nothing else. What the
 queue says counts: it knows whether a lease is held, and is asked every time.

@@ -1,6 +1,6 @@
 """Redrive: which items are meant, and what was done with them.
 
-Owns: `chooser` (a filter as callers give it → a function), `Redriven`. Evaluated in the caller's thread, on a page of items at a time.
+Owns: `item_filter` (a filter as callers give it → a function), `Redriven`. Evaluated in the caller's thread, on a page of items at a time.
 """
 
 from collections.abc import Callable, Mapping, Sequence

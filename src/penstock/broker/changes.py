@@ -1,6 +1,6 @@
 """Operations that change one queue, run inside a turn of it.
 
-Owns: `CHANGES`, the function that does each kind of operation: of the queue's `Turns` and the operation. Queries are in queries.py.
+Owns: `CHANGES`, the function that does each kind of operation: of the queue's `QueueEngine` and the operation. Queries are in queries.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence

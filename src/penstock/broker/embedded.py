@@ -1,6 +1,6 @@
 """A broker inside this process: its catalog, its queues, and the transfers between them.
 
-Owns: `Embedded`, the home of queues in a directory or in memory. Each queue is a loop of its own; what concerns several queues (which there
+Owns: `EmbeddedBroker`, the home of queues in a directory or in memory. Each queue is a loop of its own; what concerns several queues (which there
 are, their options and widths) is a record in the catalog first and reaches the queues after. Locks are taken in one order: a queue's turn,
 then the catalog.
 An operation is answered in one of three ways: as a request of its queue's loop (`_request`), as a function run in a turn of it

@@ -1,6 +1,6 @@
 """The owner's side of the inbox: drops are adopted, each exactly once, and operations that others left there are done.
 
-Owns: `InboxKeeper`. One of a broker; it looks into the inbox when the broker is opened and then every few moments, in a thread of its own,
+Owns: `InboxProcessor`. One of a broker; it looks into the inbox when the broker is opened and then every few moments, in a thread of its own,
 and is a caller like any other: it produces through the queues' turns and asks the broker by operations.
 An errand is an operation as bytes. One that asks for an answer gets one, as a note of its name, whatever comes of it; one that could not
 be done for now stays and is tried again, so each of them may be done twice.

@@ -1,7 +1,7 @@
 """Queries answered for one queue: counted exactly, at any depth, without touching an item that was not asked for.
 
-Owns: `QUERIES`, the function that answers each kind of query, and `metrics`. Every function takes a queue that can be looked at (`Sight`:
-its `Turns`, inside a turn, or one that is only read, snapshot.py) and the query. What it answers is plain data (reports.py).
+Owns: `QUERY_HANDLERS`, the function that answers each kind of query, and `metrics`. Every function takes a queue that can be looked at (`QueueView`:
+its `QueueEngine`, inside a turn, or one that is only read, snapshot.py) and the query. What it answers is plain data (reports.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Streams that consume queues from outside of the owner's process and read what they are granted by themselves (ADR 15).
 
-Owns: `Streams`: the owner's side, and the right to consume a queue alone. A stream has that right for as long as it says so. It asks for
+Owns: `StreamCoordinator`: the owner's side, and the right to consume a queue alone. A stream has that right for as long as it says so. It asks for
 grants, one after the other; a grant is a set of leases under its name, kept as a note in the inbox, where it is found by its number.
 Whoever asks for the next one has committed all before it: those are completed first.
 """

@@ -1,6 +1,6 @@
 """The delivery of transfers between the queues of a broker.
 
-Owns: `Delivery`: how a queue's transfers reach another, and how a queue that is to be deleted waits until none is on its way to or from it.
+Owns: `TransferRouter`: how a queue's transfers reach another, and how a queue that is to be deleted waits until none is on its way to or from it.
 """
 
 import threading

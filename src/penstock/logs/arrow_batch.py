@@ -1,6 +1,6 @@
 """DATA frames and Arrow: whole buffers in both directions, never a loop over items.
 
-Owns: `Sheet` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`; and `to_arrow`, a frame as a
+Owns: `ArrowBatch` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`; and `to_arrow`, a frame as a
 RecordBatch of the frame's own buffers, not copied. The item offsets are not a column: they run from the frame's base.
 A draft is byte for byte what columns.py makes of the same items: one format, whoever wrote it.
 Needs pyarrow, which is an extra; nothing else in this layer does. What is given is trusted: api/arrow.py has checked it, and gives every

@@ -1,6 +1,6 @@
 """Items as bytes: the body of a DATA frame, columns in Arrow buffer layout.
 
-Owns: `encode` (records → draft), `Columns` (frame → items, blocks, records) and `trimmed` (a frame cut down to the items that are still
+Owns: `encode` (records → draft), `FrameColumns` (frame → items, blocks, records) and `trim_frame` (a frame cut down to the items that are still
 wanted). Drawn in docs/format.md.
 Every buffer starts 8-aligned, so a frame becomes an Arrow RecordBatch without copying. A column is there only when some item has it;
 where all items have the same value it is stored once (a constant). Building costs one `join` and one array of lengths per column.

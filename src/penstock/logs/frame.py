@@ -1,6 +1,6 @@
 """The bytes of one frame: header, body, checksum, padding (drawn in docs/format.md).
 
-Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `ungrouped`; `Compressor`;
+Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `without_group_flags`; `Compressor`;
 the frames that stand for others which are not there: SKIP for what was removed on purpose, GAP for what was lost and is known to be; and
 the words for what retention dropped, of which no frame is left to speak.
 Invariants

@@ -1,7 +1,7 @@
 """What a log is: the contract every backend keeps, and the frame, its unit of I/O.
 
-Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `Published`, `Log` (the contract),
-`Readable` (the part of it that needs no ownership) and `Committer` (how the logs that a turn has written to become durable).
+Owns: `Draft` (a frame to be written), `Frame` (one read back), `Gap` (what damage took), `SegmentFacts`, `LogRange`, `Log` (the contract),
+`ReadableLog` (the part of it that needs no ownership) and `Committer` (how the logs that a turn has written to become durable).
 Storage knows frames, never their meaning: a frame has a type, a range of item offsets and a body of bytes.
 
 Invariants of every log

@@ -1,7 +1,7 @@
 """What a store is: where a broker keeps its logs and its inbox. The contract every store keeps.
 
 Owns: `Store` (for the one process that owns it), `ReadStore` (for those that only read it), `Inbox` (for both), and what an inbox holds:
-`Waiting`, `DropManifest`, `StagedPart`. A store joins by these two classes and a line in backends.py; whether it conforms is tested in
+`InboxEntry`, `WriteManifest`, `StagedPart`. A store joins by these two classes and a line in backends.py; whether it conforms is tested in
 `tests/logs/test_stores.py`.
 
 The inbox is how processes that do not own a broker hand something to the one that does.

@@ -1,6 +1,6 @@
 """How a turn ends: partitions go out for their commits and land, and answers leave when what they rest on is durable.
 
-Owns: `Commits`: which partitions are out, the requests whose answers wait for them, and the answers themselves.
+Owns: `CommitTracker`: which partitions are out, the requests whose answers wait for them, and the answers themselves.
     _depart   write what was run; partitions that owe a sync go out (`departures`), what rests on no other is answered
     _land     take back those whose commit is over (`landed`), answer what waited for them
     _expire   answer those whose time is over although a partition has not landed

@@ -1,10 +1,10 @@
 """Items at hand: what was produced or read lately and may be wanted soon.
 
-Owns: `Frames` (items by offset) and `Blocks` (what rules look at of them: key ids and priorities). Caches, never state: anything
+Owns: `ItemCache` (items by offset) and `BlockCache` (what rules look at of them: key ids and priorities). Caches, never state: anything
 in them can be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk
 nor decoding; neighbouring small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply
 as one produced in batches.
-There is one way to read a range, `Frames.read`: it goes from one end of the range to the other and gives items, and gaps where damage took
+There is one way to read a range, `ItemCache.read`: it goes from one end of the range to the other and gives items, and gaps where damage took
 items. Whatever it meets, it goes on behind it.
 Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
@@ -34,7 +34,7 @@ AHEAD_ITEMS = 4_000
 
 
 class ProducedItems:
-    """Items as they were produced. Answers what `Columns` answers."""
+    """Items as they were produced. Answers what `FrameColumns` answers."""
 
     __slots__ = ("_batch", "base", "size_bytes", "stop", "wall")
 

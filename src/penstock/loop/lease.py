@@ -1,6 +1,6 @@
 """Leases, for a whole queue: who waits, and who gets what from which partition.
 
-Owns: `Leasing`; `Stock` (what one partition has to give) and `BestFirst` (the partitions that have something, best items first); `shares`.
+Owns: `LeaseStep`; `LeaseSource` (what one partition has to give) and `SourcesByRank` (the partitions that have something, best items first); `shares`.
 Whoever asks waits in line until there is something or the deadline passes; anything that makes an item ready ends in a turn, and every
 turn deals. Items are dealt round-robin, the best of the whole queue first: a partition gives what it has up to the point where another
 one has something clearly better.

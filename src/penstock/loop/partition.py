@@ -225,7 +225,7 @@ class Partition:
     def run(self, command: Command, rounds: int = 0) -> Answer:
         """Decide a command and apply it in memory. The answer may leave after `commit`.
 
-        With `rounds`, a lease that must look through much gives up after so many and answers `Again`: commit, then ask again.
+        With `rounds`, a lease that must look through much gives up after so many and answers `AskAgain`: commit, then ask again.
         A storage failure in here undoes everything run since the last commit, and `commit` will say so too.
         """
         self._usable()

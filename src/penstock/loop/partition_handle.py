@@ -1,6 +1,6 @@
 """A partition among the others of its queue: in order, out, slow, failing, or not to be opened.
 
-Owns: `Member`, its back-off, and what it does while it is out. A partition is out while its commit, or anything else that waits for its
+Owns: `PartitionHandle`, its back-off, and what it does while it is out. A partition is out while its commit, or anything else that waits for its
 disk, runs in some thread: until it has landed nobody looks at it or changes it, and the turns of the others go on. One that does not come
 back for a while is slow, and counts as failing. A partition whose storage fails is left alone for a while, longer each time, and then
 tried again. What it was asked meanwhile is refused with an error that says so and may be repeated.

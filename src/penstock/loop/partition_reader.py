@@ -1,6 +1,6 @@
 """A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
 
-Owns: `Reader`, and what it has in common with a partition at work: how it is looked at (`Lookable`, and in its queue `Seen` and `Sight`)
+Owns: `PartitionReader`, and what it has in common with a partition at work: how it is looked at (`ReadablePartition`, and in its queue `PartitionView` and `QueueView`)
 and how it is read from an offset on (`retained`, `history`).
 A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
 What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed

@@ -1,6 +1,6 @@
 """A queue's partitions, and what all steps of its turn share.
 
-Owns: `Partitions`: the members, the slot map, the answers that wait for the commit, and what the steps of a turn tell each other.
+Owns: `PartitionSet`: the members, the slot map, the answers that wait for the commit, and what the steps of a turn tell each other.
 """
 
 from collections import deque

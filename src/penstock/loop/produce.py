@@ -1,6 +1,6 @@
 """Produce, for a whole queue: which partition takes which items.
 
-Owns: `Producing`. An item with a key goes where its slot lives; one without, but with a dedup id or in a request with an id, goes where
+Owns: `ProduceStep`. An item with a key goes where its slot lives; one without, but with a dedup id or in a request with an id, goes where
 the slot of that id lives, so that its repetition finds it; all others go together to the partition with the least to do that is in
 order. A request that does not fit waits for room until its deadline.
 A request id is remembered by each partition under the version of the slot map that cut the request: a repetition after a resize looks

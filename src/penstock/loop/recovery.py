@@ -1,6 +1,6 @@
 """What a partition finds when it is opened or read: its state from its log, its time carried on, and the damage that it meets.
 
-Owns: `replay`, `carry_on` and `continued`; `at_opening` and `note`, and, for segments that are missing at the front, `lose_front` (at
+Owns: `replay`, `carry_on` and `elapsed_shift`; `gaps_at_opening` and `note`, and, for segments that are missing at the front, `mark_missing_front` (at
 opening) and `lost_front` (for verify and repair).
 A gap takes exactly the items between its neighbours that retention had not taken before. Each gap is a line in `logging`, once.
 """

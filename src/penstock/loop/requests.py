@@ -1,6 +1,6 @@
 """Requests: what waits in a queue's inbox, and how its caller learns the answer.
 
-Owns: `Request` and its kinds; `RequestInbox`, in which they wait for a turn.
+Owns: `Request` and its kinds; `PendingRequests`, in which they wait for a turn.
 A request is filled in by its caller, answered once by a turn, and never shared. Whoever waits holds the
 gate; whoever answers opens it. A gate may also be opened to say that it is this caller's turn to lead.
 Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
@@ -118,7 +118,7 @@ class StoredPart(NamedTuple):
 
 
 class ProduceRequest(Request):
-    """Store items. Answered with a list of `Placed`."""
+    """Store items. Answered with a list of `StoredPart`."""
 
     verb = "produce"
 
@@ -145,7 +145,7 @@ class LeaseResult(NamedTuple):
 
 
 class LeaseRequest(Request):
-    """Give items. Answered with a list of `Handed`, empty when nothing came before the deadline."""
+    """Give items. Answered with a list of `LeaseResult`, empty when nothing came before the deadline."""
 
     verb = "lease"
 
@@ -225,7 +225,7 @@ SettleAnswer = list[Settled | Refused]
 
 
 class FunctionRequest(Request):
-    """Anything an operator asks: a function of the queue's `Turns`, run in a turn."""
+    """Anything an operator asks: a function of the queue's `QueueEngine`, run in a turn."""
 
     verb = "admin"
     reserved = True

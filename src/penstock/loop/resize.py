@@ -1,6 +1,6 @@
 """Another width: slots move, order stays.
 
-Owns: `Resizing`. A resize is one record in the catalog: a new version of the slot map, and where each partition stood at that moment
+Owns: `ResizeStep`. A resize is one record in the catalog: a new version of the slot map, and where each partition stood at that moment
 (its mark). From then on items of the slots that moved go to their new partition, which keeps them back behind fences until the old one
 has resolved what it holds of them from before its mark: whole slots while that backlog drains, then only the keys that are still busy
 there. A new partition inherits the fences of the old one, so resizes may follow each other. After a crash fences that are missing are put

@@ -1,6 +1,6 @@
 """Which segments may go, which are worth rewriting, and when retention has to look again.
 
-Owns: `plan`, estimates of size, `to_drop_soon` (buried items whose time is nearly over), all pure; and `Timetable`. `Floor`, the disk space
+Owns: `plan`, estimates of size, `buried_to_drop` (buried items whose time is nearly over), all pure; and `RetentionSchedule`. `FreeSpaceCheck`, the disk space
 below which produce is refused, so that there is room to complete, bury and tidy up.
 Segments are looked at from the oldest on, as long as a limit of the retention is exceeded
 and no cursor stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a

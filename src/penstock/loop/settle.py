@@ -1,6 +1,6 @@
 """Complete, retry, bury and extend, for a whole queue: each part goes to the partition whose lease it presents.
 
-Owns: `Settling`. Every part has its own result: good ones are done even when others are refused.
+Owns: `SettleStep`. Every part has its own result: good ones are done even when others are refused.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Transfers: what leaves a queue and what arrives.
 
-Owns: `Carrying`. Dead letters, redrives, follow-ups and items whose key lives elsewhere now all go the same way: a record in the
+Owns: `TransferStep`. Dead letters, redrives, follow-ups and items whose key lives elsewhere now all go the same way: a record in the
 source's outbox, durable before anything else happens; a delivery to the queue of the destination, which takes each sequence once; the
 news of its arrival back to the source. One transfer at a time is under way per source and destination, so that they arrive in order.
 One that fails is tried again after a while; nothing is dropped.

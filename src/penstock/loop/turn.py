@@ -1,6 +1,6 @@
 """The turn: everything a queue does, one thing at a time.
 
-Owns: `Turns`, a queue's partitions and what they do with a batch of requests:
+Owns: `QueueEngine`, a queue's partitions and what they do with a batch of requests:
     reshape → fences → visit what is due → settle → transfers → produce → an operator's word → deal to those who wait
     → commit side by side → answer
 No answer leaves before the commit of every partition it rests on; a partition that fails fails only its own part of each answer.

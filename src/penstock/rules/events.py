@@ -1,7 +1,7 @@
 """What records say happened to which items.
 
-Owns: `Teller`, which tells of every record what it does to items and then applies it (machine.py: the rules are there, and only there);
-`Happening`, one event of many items as one record tells it, in runs; `Event`, the same of one item.
+Owns: `EventReplay`, which tells of every record what it does to items and then applies it (machine.py: the rules are there, and only there);
+`EventRuns`, one event of many items as one record tells it, in runs; `Event`, the same of one item.
 A state that is carried on from a log's front, or from a Base, tells every transition of life.py's table. Where damage took records, what
 follows may tell of items in a state that the table does not expect, up to the next Base.
 """
@@ -42,7 +42,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     lease: int = 0
     """The number of the lease under which it happened; 0 for none."""
     destination: str = ""
-    """Where it leaves for, as `place_text` writes it."""
+    """Where it leaves for, as `format_place` writes it."""
     source: str = ""
     """Where it came from, if it was not produced here first."""
 

@@ -1,6 +1,6 @@
 """What a partition must wait for after a resize, and what is no longer its own.
 
-Owns: `Fence`, `Fences` and `Departed`. Items of a fenced slot or key that stand at position `since` or later wait here until partition
+Owns: `Fence`, `Fences` and `MovedSlots`. Items of a fenced slot or key that stand at position `since` or later wait here until partition
 `source` has resolved what it holds of them from before its position `mark`. Earlier items were here before the slot left and came back:
 they go on, since the other partition waits for them in turn. When there are no fences, asking costs nothing.
 """

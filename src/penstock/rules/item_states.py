@@ -9,7 +9,7 @@ Who uses it
 - Other decisions take items from the set of one state (state.py), which costs nothing per item: a lease takes what is READY, and
   settling takes what its lease holds. They follow the table without asking it.
 - events.py tells every record in the words of the table. That every record moves each of its items along it, and no other item, is
-  checked by `Witness` (simulation/partition/checks.py): in the simulations, and at the end of every test of a rule (tests/partition_under_test.py).
+  checked by `EventChecker` (simulation/partition/checks.py): in the simulations, and at the end of every test of a rule (tests/partition_under_test.py).
 `python -m penstock.rules.item_states` prints the diagram of docs/architecture.md from the table.
 """
 

@@ -1,10 +1,10 @@
 """Strict keys: which keys are busy, and who waits behind them.
 
-Owns: `Keys`, `Line` and `PackedExtents`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a
-parked burial, items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `Line`.
+Owns: `KeyLines`, `KeyLine` and `PackedExtents`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a
+parked burial, items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `KeyLine`.
 Waiting extents are joined, so a hot key with a million items in a row stays cheap. A free line with waiting items stands in `ready`, a
 heap per lane ordered by the position of its head: a key competes with its head's priority. Entries of `ready` are only hints and are
-checked against the line when they come up; `tidy` takes out those that hold good no longer.
+checked against the line when they come up; `drop_stale_heads` takes out those that hold good no longer.
 """
 
 from array import array

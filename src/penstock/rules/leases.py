@@ -1,6 +1,6 @@
 """Leases: who holds which items until when, and what became of leases that ended.
 
-Owns: `Grant` (one live lease) and `Leases`. A lease number is `epoch << 40 | counter`: no two owners ever give the same one, so
+Owns: `LiveLease` (one live lease) and `Leases`. A lease number is `epoch << 40 | counter`: no two owners ever give the same one, so
 the number is the fencing token. A grant keeps its items as the runs of its record and opens them into a dict only when they are
 settled one by one. What is remembered of ended leases: those whose items were all completed under them, as runs of numbers (next
 to nothing), and, for a while, which items of the others were completed. So a repeated `complete` is told apart from a late one.

@@ -1,7 +1,7 @@
 """The outbox: items on their way to another partition, of this queue or another.
 
 Owns: `destination`, the decisions about transfers at their source and their application. A transfer is three records: `Sent` (or
-`Promised`) here, a produce there that takes each sequence once, `Delivered` here. Sequences count per destination and carry the
+`FollowUpSent`) here, a produce there that takes each sequence once, `Delivered` here. Sequences count per destination and carry the
 owner's epoch, so that one is never given twice, even if the record of it was lost with the machine. Until it is delivered an item
 is MOVING: nobody can lease it, its bytes stay, and what was known of its burial is kept for whoever carries it.
 """

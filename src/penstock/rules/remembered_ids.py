@@ -1,6 +1,6 @@
 """What is remembered for a while: answers to requests, and dedup ids.
 
-Owns: `Window` (request ids and what was answered) and `DedupIds`.
+Owns: `AnswerWindow` (request ids and what was answered) and `DedupIds`.
 - In a Window entries lie in generations of a sixteenth of the window by the time they came, so that forgetting drops a whole
   generation and costs nothing per entry. An entry is answered for at least its window, and never after it.
 - A dedup id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the digest, the offset of

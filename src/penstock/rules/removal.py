@@ -1,7 +1,7 @@
 """Taking items out of the order in which they wait: those that are given up, and those that leave for other reasons.
 
-Owns: the rules of giving up (`is_spent`, `parks`, and the two ways to a Buried record: `bury_held`, `bury_waiting`), and the steps by
-which chosen items leave their keys' lines (`keys_in_line`, `leave_lines`, `leave_line`, `note_burial`).
+Owns: the rules of giving up (`attempts_exhausted`, `parks_key`, and the two ways to a Buried record: `bury_held`, `bury_waiting`), and the steps by
+which chosen items leave their keys' lines (`keys_in_line`, `withdraw_items`, `remove_from_line`, `add_burial`).
 """
 
 from collections.abc import Sequence

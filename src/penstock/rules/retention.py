@@ -1,6 +1,6 @@
 """What may be forgotten: retention and the cursors that hold it back.
 
-Owns: `decide_drop`, `decide_move`, `decide_release` and their application, `needed` and `lately_buried`.
+Owns: `decide_drop`, `decide_put_cursor`, `decide_release` and their application, `needed` and `buried_since`.
 Bytes are let go only of items that are resolved (completed, or buried without holding their key), and only before every cursor.
 The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
 """

@@ -1,6 +1,6 @@
 """How Spark reaches a broker.
 
-Owns: `Target`, `target_of`, `home_of` and `snapshot_of`. Driver and tasks are different processes, perhaps on different machines: a
+Owns: `Target`, `parse_broker`, `open_home` and `open_snapshot`. Driver and tasks are different processes, perhaps on different machines: a
 target is plain data that can be sent to them, a home is opened where it is used. A directory must be reachable under the same path from
 every node. Another kind of broker adds a line here; everything else in this folder speaks operations.
 """

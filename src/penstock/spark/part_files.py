@@ -1,6 +1,6 @@
 """The rows of a task as runs of frames: gathered, put in order, each frame of items of one partition.
 
-Owns: `Framer` and `Run`. A run is a part file in which the rows of each home stand in the order asked for; without an order there is one
+Owns: `PartFileBuilder` and `Run`. A run is a part file in which the rows of each home stand in the order asked for; without an order there is one
 run, with one there may be several, when more rows come than are sorted at a time: who publishes them looks whether they must be merged
 (merge.py). Beside an ordered run lies its sidecar, the columns it is ordered by, row by row as in the frames.
 Rows are gathered up to GATHERED_BYTES and GATHERED_ROWS, so that frames are large even where a task writes to many partitions. Frames of

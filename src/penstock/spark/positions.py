@@ -1,6 +1,6 @@
 """How far a stream has read: its offsets as Spark keeps them in the checkpoint, and how far the next micro-batch may go.
 
-Owns: `Position` and its JSON, `shares` and `advanced`. Pure.
+Owns: `StreamPosition` and its JSON, `shares` and `end_of_batch`. Pure.
     {"incarnation": "5f0c…", "table": "items", "0": 1200, "1": 1187, "missing": {"1": 40}}
 A number is the next to be read: of table items an item's offset, of table events a log sequence. A partition that is not named has not
 been read from: its number is 0. `missing` counts the items at or behind a number that were known to be gone already, so that nothing is
@@ -39,7 +39,7 @@ def _named(numbers: Mapping[int, int]) -> dict[str, int]:
 
 
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
-    """What `Position.offset` wrote, perhaps long ago."""
+    """What `StreamPosition.offset` wrote, perhaps long ago."""
     try:
         given = dict(offset)
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))

@@ -1,6 +1,6 @@
 """A broker's queues as tables, as Spark reads them: how far they go, where to cut them, and their rows.
 
-Owns: `QueueTables`, `DeadPlace`. Works on any home: what the driver wants to know is asked by operations, or of what a log has published;
+Owns: `QueueTables`, `DeadLetterPartition`. Works on any home: what the driver wants to know is asked by operations, or of what a log has published;
 tasks open the logs that they read. The owner of the queues may be at work meanwhile, or nobody.
 """
 

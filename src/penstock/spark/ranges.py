@@ -1,6 +1,6 @@
 """What is to be read of a queue: where it begins and ends, and how it is cut into tasks.
 
-Owns: `Ends`, the range that there is (`of_sequences`: of events), `begin`, where a read begins in it, `Split`, what a task is told to
+Owns: `PartitionBounds`, the range that there is (`sequence_bounds`: of events), `begin`, where a read begins in it, `Split`, what a task is told to
 read, and `split`. Whatever lies outside of what there is, is refused.
 """
 

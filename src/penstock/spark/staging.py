@@ -1,6 +1,6 @@
 """Writing to a queue without owning it.
 
-Owns: `StagedWrites` and `Destination`. Tasks stage parts, the driver's commit publishes them as one drop, and the queue's owner adopts it.
+Owns: `StagedWriteClient` and `Destination`. Tasks stage parts, the driver's commit publishes them as one drop, and the queue's owner adopts it.
 A write has a name of its own, new for every attempt of the whole; a part has one that no other attempt of a task gives.
 It is sent to tasks, so it holds nothing open; only `stage` and `leave` are theirs.
 """

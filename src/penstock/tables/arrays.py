@@ -1,6 +1,6 @@
 """Arrow arrays made quickly: of buffers where volume is, and not of Python's values, which are slow to look at.
 
-Owns: what every table needs. `repeated`, `nulls`, `always` and `spread` for values that many rows share, `offsets_of` and `ids` for the
+Owns: what every table needs. `repeated`, `nulls`, `shared_constant` and `spread` for values that many rows share, `offsets_of` and `ids` for the
 items of runs, `scalar`.
 """
 

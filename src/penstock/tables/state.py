@@ -1,6 +1,6 @@
 """What is not completed, as record batches.
 
-Owns: `states` (the table), and what it has in common with dead letters: `attempts_of` and `reason_of`. It stands at what is published when
+Owns: `states` (the table), and what it has in common with dead letters: `attempt_count` and `reason_of`. It stands at what is published when
 it is read: the partition's state is replayed for it.
 Items are read from the log only if a column asks for something that lies there: counting a backlog by its states does not touch it.
 """

@@ -1,6 +1,6 @@
 """What a simulated disk holds: for each file and directory what a process sees, and what a power cut leaves of it.
 
-Owns: `File` and `DeviceDirectory`, the nodes of a `SimulatedFiles` tree, and the fates of changes that were not synced.
+Owns: `SimulatedFile` and `SimulatedDirectory`, the nodes of a `SimulatedFiles` tree, and the fates of changes that were not synced.
 Invariants
 - `seen` is what reads give; `kept` is what surely survives; `pending` are the changes between the two, oldest first;
 - a power cut works on `pending` alone: what was synced is never touched;

@@ -1,6 +1,6 @@
 """The fetcher: it leases items shortly before handlers need them.
 
-Owns: `Fetcher`, one thread per queue, and what limits it: `RateLimit` and `UnhandledKinds`.
+Owns: `Fetcher`, one thread per queue, and what limits it: `RateLimit` and `UnhandledKindDelay`.
 It leases one item for each free handler, and as many more as will be handled within HORIZON, so that no quick handler waits for storage.
 Slow items are not leased ahead: they are left for other workers.
 An item of a kind that has no handler here is returned at once with a delay. It counts as no attempt: another worker may have the handler.

@@ -1,10 +1,10 @@
 """Handlers: which one an item is for, how it is called, and where its outcome goes.
 
-Owns: `Handler` and `Handlers` (the functions of a worker), `Caller` (calls them, with hooks; the same for threads, tasks and processes),
+Owns: `Handler` and `Handlers` (the functions of a worker), `HandlerInvoker` (calls them, with hooks; the same for threads, tasks and processes),
 `Dispatcher` (makes the calls for leased items and passes their outcomes to the settlers) and `ProgressReporter`.
 A handler is a function of an item, or of a list of items. It also gets a Context if it has a second required parameter or one named
 `context`. An `async def` runs in an event loop.
-No error of a handler or a hook leaves `Caller`.
+No error of a handler or a hook leaves `HandlerInvoker`.
 """
 
 import inspect

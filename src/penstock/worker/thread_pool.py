@@ -1,6 +1,6 @@
 """The pool of threads in which handlers run.
 
-Owns: `ThreadedPool`, what the pools of threads and of child processes have in common (starting, sleeping, waking and ending their
+Owns: `BaseThreadPool`, what the pools of threads and of child processes have in common (starting, sleeping, waking and ending their
 threads), and `ThreadPool`, whose threads call handlers.
 
 Sleeping: an idle thread puts a lock into `_idle` and waits for it. Whoever takes the lock out of `_idle` releases it. So each thread is
@@ -9,7 +9,7 @@ Waking: one thread for each new item, unless handlers are so quick that one thre
 is among them, the fetcher sees that items wait while threads are idle, and wakes more (`spread`).
 
 `_run_simple` is for a handler that takes only the item, without hooks and without a time limit: it costs a few steps an item. All others
-go through `Caller`.
+go through `HandlerInvoker`.
 With a `handler_timeout` one more thread watches the others. A thread cannot be stopped. So a thread whose handler runs too long is
 abandoned: its items are retried, its later result is ignored, and another thread is started, up to as many as the pool has.
 """

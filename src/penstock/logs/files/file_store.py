@@ -1,6 +1,6 @@
 """A broker's storage: one or more root directories, locked and marked, and the partitions' logs inside them.
 
-Owns: `Directory`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
+Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
 in the first root also the inbox (inbox.py).
 A partition lies wholly in one root and is found wherever it lies; a new one goes where weight says there is most room.
 Every root is looked at before anything is written to any: a refused directory is left as it was.

@@ -1,6 +1,6 @@
 """Reading items by offset or from a time on: the index finds the place, one pass over frames does the rest.
 
-Owns: `ChainReader`, what a log's owner and a lock-free reader have in common.
+Owns: `LogReader`, what a log's owner and a lock-free reader have in common.
 It remembers where its last read was, so that reading on, or in the same frame again, needs no search.
 A segment may be dropped or rewritten while it is read. Bytes of an open file stay what they were; one that is gone when it is wanted is no
 error: the log is looked at anew, and read again from where it had come to.

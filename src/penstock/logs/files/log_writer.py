@@ -1,12 +1,12 @@
 """The writing end of a file log: the newest segment, what it holds, and how much of it is promised.
 
-Owns: `Tail`. It appends, syncs, publishes, begins segments, cuts; it keeps count and raises OSError as the system does.
+Owns: `LogWriter`. It appends, syncs, publishes, begins segments, cuts; it keeps count and raises OSError as the system does.
 What a failure means, and what may be asked when, is `FileLog`'s.
 Invariants
 - counts (sequence, offset, size) move only after the bytes are written;
 - the synced position is published after the sync it speaks of, and taken back, durably, before bytes it speaks of are cut;
 - bytes are blanked, durably, before they are cut: a cut that a power cut undoes brings no frame back;
-- after a failed sync (`suspect`) the file's cached pages are not trusted: what is kept of them is written anew, then a new segment begun.
+- after a failed sync (`sync_failed`) the file's cached pages are not trusted: what is kept of them is written anew, then a new segment begun.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Reading a log back after whatever happened to it: where replay begins, what is torn, what is damaged.
 
-Owns: `Replay`, one pass over frames from a place on (opening, reading and listing a log are all such passes); `beginning` and
-`stored_checkpoint`, where a pass may begin; `Opening`, one pass over what a crash may have left, which decides and reports: `FileLog` then
+Owns: `Replay`, one pass over frames from a place on (opening, reading and listing a log are all such passes); `find_replay_start` and
+`load_checkpoint`, where a pass may begin; `LogOpening`, one pass over what a crash may have left, which decides and reports: `FileLog` then
 cuts and writes.
 The sequence numbers decide: they have no holes, so wherever one is skipped a Gap stands, with the item offsets between its neighbours.
-- Bytes that are promised (`Promise`) are finished groups: each whole frame counts, damage between them is a Gap.
+- Bytes that are promised (`ExpectedEnd`) are finished groups: each whole frame counts, damage between them is a Gap.
 - Bytes beyond it may be torn: a group counts whole or not at all, and the first thing that is wrong ends the log.
 - Where it is not known what was promised, nothing ends the log while a whole group follows: what lies between is a Gap.
 - A segment ends where the next one's name says it begins: frames from there on are left over from a write that failed, or from a rewrite

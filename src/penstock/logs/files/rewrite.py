@@ -1,7 +1,7 @@
 """Writing a segment anew, beside the old one, and putting it in its place.
 
 Owns: `NewSegment`, a file of frames under a temporary name; `spare`, which says what may go; `rewrite`, which fills a new segment with what
-is to be kept; `put_in_place`.
+is to be kept; `install_rewritten`.
 A new segment is whole and synced before it takes its name. What came of a rewrite begins and ends with a SKIP, so that it is known for what
 it is also when one of them is damaged, and has one wherever frames are missing.
 """
@@ -24,7 +24,7 @@ WRITE_BYTES = 1 << 20
 
 
 class NewSegment:
-    """A segment file in the making. Use `finish` and `Chain.replace`, or `discard`."""
+    """A segment file in the making. Use `finish` and `SegmentFiles.replace`, or `discard`."""
 
     def __init__(self, files: Files, chain: SegmentFiles, name: SegmentName, encoder: FrameEncoder) -> None:
         self.path = chain.path(name) + LOG + TEMPORARY

@@ -1,6 +1,6 @@
 """The segments of one partition, in order: which there are, and a bounded number of them open.
 
-Owns: `Chain`. The newest segment stays open (its owner appends to it); of the older ones the few read last are kept open with their
+Owns: `SegmentFiles`. The newest segment stays open (its owner appends to it); of the older ones the few read last are kept open with their
 indexes, so that a long log costs neither handles nor memory.
 Invariants
 - `names` is replaced, never changed in place: a pass over the log keeps the list it began with;

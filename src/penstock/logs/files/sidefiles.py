@@ -1,6 +1,6 @@
 """The small files beside a log's segments: the synced position, the checkpoint, the summary.
 
-Owns: their layouts (docs/format.md), `Synced` and `SyncedFile`, `Checkpoint`, `pack_summary` and `read_summary`.
+Owns: their layouts (docs/format.md), `SyncedPosition` and `SyncedFile`, `Checkpoint`, `pack_summary` and `read_summary`.
 None of them is truth: one that is missing or wrong costs time, never an item.
 - The synced position says how far the log is promised. It is rewritten in place after every sync, tells a torn tail from damage and tells
   lock-free readers where to stop. It is not synced itself, so after a power cut it may lag behind the log; it is written after the bytes

@@ -1,6 +1,6 @@
 """Looking a log through without touching it.
 
-Owns: `verify` and its `Report`, and `SideFile`: what is wrong with a file beside the segments.
+Owns: `verify` and its `VerifyReport`, and `SideFileProblem`: what is wrong with a file beside the segments.
 It reads every byte, writes none, takes no lock, and tells what it finds, also when the log does not open. It judges as opening does
 (recovery.py): what it lists as gaps is what a reader of the whole log is given. On a log in use it sees what was there when it came by;
 what its owner has not synced yet may then show as torn bytes. A segment that is damaged is not held against the files that speak of it.

@@ -1,6 +1,6 @@
 """A queue's log as Parquet files, for good: everything that was produced (or that happened), by queue and date.
 
-Owns: `archive` and `Archived`. A run is a structured stream that takes what is there now and ends; its checkpoint lies in the archive.
+Owns: `archive` and `ArchiveResult`. A run is a structured stream that takes what is there now and ends; its checkpoint lies in the archive.
     <path>/items/queue=<name>/date=<day>/batch=<batch>/part-….parquet
     <path>/_penstock/items/<name>-<incarnation>/{manifest.json, checkpoint/, lock}
 Exactly once: what a micro-batch holds is decided by the checkpoint before it is written, and its files lie in folders of its own name. So

@@ -1,6 +1,6 @@
 """Files into a queue: Parquet, CSV or JSON, each row an item, each load once.
 
-Owns: `load` and `Loaded`. Rows that cannot be items go to a quarantine, with what is wrong with them; without one, a single such row
+Owns: `load` and `LoadResult`. Rows that cannot be items go to a quarantine, with what is wrong with them; without one, a single such row
 refuses the load before anything is written. The good rows are one write: all of them become items or none.
 A load has an id, derived from its files unless given; the same load done again adds nothing. A load that was killed is simply done again.
 """

@@ -1,6 +1,6 @@
 """The owner of a broker's directory, asked to do something: this process, when nobody else is; else whoever is, through the inbox.
 
-Owns: `BrokerOwner`. Either way the operation goes through the inbox, so there is one way in which it is done.
+Owns: `OwnerClient`. Either way the operation goes through the inbox, so there is one way in which it is done.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """How far a job has come, and what Spark says when it cannot go on.
 
-Owns: `Progress` (what a job tells whoever watches it), `watching`, which tells the tasks of the stages that run now, and `translated`,
+Owns: `Progress` (what a job tells whoever watches it), `watching`, which tells the tasks of the stages that run now, and `translate_spark_errors`,
 which turns Spark's errors into ours. A job that nobody watches tells nothing and starts no thread.
 """
 

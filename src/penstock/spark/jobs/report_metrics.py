@@ -1,6 +1,6 @@
 """What a report tells of a queue, as plain data.
 
-Owns: `ReportFigures` and its parts, and how keys and reasons are written in it. No Spark, no HTML.
+Owns: `ReportMetrics` and its parts, and how keys and reasons are written in it. No Spark, no HTML.
 Times are wall microseconds (`…_at`) or seconds where the name says so. Payloads are nowhere in it.
 """
 

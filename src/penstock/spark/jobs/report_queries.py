@@ -1,6 +1,6 @@
 """The figures of a report, computed in Spark.
 
-Owns: `Tables` (what a report reads) and `measure`. Every figure is a DataFrame aggregation; what reaches the driver is at most a few
+Owns: `ReportTables` (what a report reads) and `measure`. Every figure is a DataFrame aggregation; what reaches the driver is at most a few
 hundred rows each. Nothing here knows where the tables come from, so that figures can be tested on rows made by hand.
 """
 

@@ -1,6 +1,6 @@
 """Rows of files as items: which column becomes what, and what is wrong with a row that cannot be one.
 
-Owns: `Mapping` (what the caller chose), `REASONS` (every way in which a row can be wrong, in the order in which it is looked for) and
+Owns: `ColumnMapping` (what the caller chose), `REASONS` (every way in which a row can be wrong, in the order in which it is looked for) and
 `checked`, which gives every row the columns of an item and, where it cannot be one, a reason.
 What passes here is what the writer takes (api/arrow.py): one bad row must not fail a whole write.
 """

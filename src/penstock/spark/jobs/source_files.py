@@ -1,6 +1,6 @@
 """Files that are loaded: what they are, and their rows with everything that is wrong with them.
 
-Owns: `SourceFiles` (which files there are, and the name by which the same ones are known again) and `rows_of`, which reads them. Nothing
+Owns: `SourceFiles` (which files there are, and the name by which the same ones are known again) and `read_rows`, which reads them. Nothing
 is left out and nothing ends the reading: a row that the format does not allow comes with what is wrong with it in `FAULT`.
 CSV is read as RFC 4180 has it: a quote is doubled, a quoted cell may hold line ends. JSON is read line by line, and the line itself is
 kept: what was written is what becomes the payload.
