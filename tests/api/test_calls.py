@@ -128,22 +128,22 @@ class UnsettledBatch(LeaseBatchBase[LeaseBase]):
     """A batch that cannot settle anything."""
 
     @staticmethod
-    def _lease(port: Any, grant: PartitionLease, items: Items, index: int) -> LeaseBase:
-        return LeaseBase(port, grant, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> LeaseBase:
+        return LeaseBase(home, partition_lease, items, index)
 
 
 def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
-    """A batch of one grant for each partition, with so many items."""
-    grants = []
+    """A batch with one lease for each partition, of `sizes` items."""
+    leases = []
     for partition, size in enumerate(sizes):
         granted = LeaseAnswer(partition + 100, 0, [0, size], {0: 2})
-        handed = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
-        grants.append(PartitionLease(incarnation, handed, wall=1_000_000))
-    return UnsettledBatch(None, grants)
+        result = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
+        leases.append(PartitionLease(incarnation, result, wall=1_000_000))
+    return UnsettledBatch(None, leases)
 
 
-def parts(*given: Any, verb: Any = "complete") -> list[SettlePart]:
-    return LeaseSelection(1, verb).add(list(given)).parts
+def parts(*given: Any, action: Any = "complete") -> list[SettlePart]:
+    return LeaseSelection(1, action).add(list(given)).parts
 
 
 def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
@@ -166,30 +166,30 @@ def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
 
 def test_extending_is_for_the_whole_lease() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], batch[1].token, verb="extend") == [SettlePart(0, 100)]
-    chosen = LeaseSelection(1, "extend").add(batch[0])
-    chosen.extended(5_000_000, 10 * SECOND, [Settled(3)])
+    assert parts(batch[0], batch[1].token, action="extend") == [SettlePart(0, 100)]
+    selection = LeaseSelection(1, "extend").add(batch[0])
+    selection.remember_extensions(5_000_000, 10 * SECOND, [Settled(3)])
     assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
     assert batch[3].deadline.timestamp() == 61.0
 
 
 def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
     stranger = batch_of(2, incarnation=2)
-    chosen = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
-    assert chosen.parts == [SettlePart(0, 100)]
+    selection = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
+    assert selection.parts == [SettlePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
-        chosen.apply_answers([Settled(1)])
+        selection.apply_answers([Settled(1)])
     assert vars(caught.value)["lost"] == ["0-0", "0-1"]
 
 
 def test_a_failure_is_told_and_leaves_its_items_open() -> None:
     batch = batch_of(2, 2, 1)
-    chosen = LeaseSelection(1, "retry").add(batch)
+    selection = LeaseSelection(1, "retry").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
-        chosen.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
+        selection.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; attach it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
-    assert parts(batch, verb="retry") == [SettlePart(1, 101)]
+    assert parts(batch, action="retry") == [SettlePart(1, 101)]
 
 
 def test_a_lease_tells_what_it_is() -> None:

@@ -161,7 +161,7 @@ def test_a_closed_cursor_says_so(queue: Queue) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
-    ("name", lambda q: q.cursor(""), "the cursor has no name; give it one"),
+    ("name", lambda q: q.cursor(""), "the cursor has no name; give one"),
     ("name type", lambda q: q.cursor(1), "a cursor's name is int; give a text"),  # type: ignore[arg-type]
     ("long name", lambda q: q.cursor("n" * 1025), "a cursor's name has 1025 bytes; give at most 1024"),
     ("start", lambda q: q.cursor("c", start="first"), "start is 'first'; give 'oldest', 'newest', a datetime or the id of an item"),

@@ -347,8 +347,8 @@ WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
     ("resume nothing", lambda _, q: q.resume(False, False), "there is nothing to resume; leave lease or produce True"),
     ("pause what", lambda _, q: q.pause(lease="x"), "lease is str; give True or False"),  # type: ignore[arg-type]
     ("pause where", lambda _, q: q.pause(partition=-1), "partition is -1; give a whole number from 0 to"),
-    ("seek", lambda _, q: q.seek(), "seek wants an id or a time, and one of them; give an id, or at="),
-    ("seek both", lambda _, q: q.seek("0-0", at=1.0), "seek wants an id or a time, and one of them; give an id, or at="),
+    ("seek", lambda _, q: q.seek(), "seek takes either an id or a time; give an id, or at="),
+    ("seek both", lambda _, q: q.seek("0-0", at=1.0), "seek takes either an id or a time; give an id, or at="),
     ("seek date", lambda _, q: q.seek(at=datetime(2026, 1, 1)), "at has no timezone; give one"),
     ("resize", lambda _, q: q.resize(1025), "partitions is 1025; give a whole number from 1 to 1024"),
     ("read-only", lambda _, q: q.set_read_only(5), "partition 5 takes no items; those that do are [0]"),

@@ -181,7 +181,7 @@ def test_tasks_wait_without_blocking_each_other() -> None:
 
 
 def test_an_async_broker_needs_its_threads() -> None:
-    with pytest.raises(InvalidRequest, match="nobody would answer a task; leave it out"):
+    with pytest.raises(InvalidRequest, match="the async API needs the broker's threads; leave it out"):
         asyncio.run(penstock.aopen("memory://", threaded=False))
 
 
