@@ -180,7 +180,7 @@ def test_what_a_repair_has_marked_as_lost_is_no_error(tmp_path: Path) -> None:
             seen.items(["offset"])
         repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0, lost_front=find_missing_front)
         assert [row["offset"] for row in seen.items(["offset"])] == WHOLE
-        with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 went by retention or damage before they were read"):
+        with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 were lost to retention or damage before they were read"):
             rows(items(seen.log(0), [0, 200], ["offset"], exact=True))
 
 

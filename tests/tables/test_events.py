@@ -156,7 +156,7 @@ def test_what_retention_dropped_is_an_error_or_left_out(long: tuple[Path, Broker
     with published_queue(path, "q") as seen:
         first = seen.log(0)().segments()[0].first_sequence
         assert first > 1
-        gone = f"the log of partition 0 does not tell sequences 1 to {first - 1} any more: retention took them; start later, or set fail"
+        gone = f"sequences 1 to {first - 1} of partition 0 cannot be read: retention deleted them; start later, or set fail"
         with pytest.raises(InvalidRequest, match=gone):
             rows(events(seen.log(0), 1, ENDLESS, ["id"]))
         left = rows(events(seen.log(0), 1, ENDLESS, ["sequence"], strict=False))

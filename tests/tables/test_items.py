@@ -340,12 +340,12 @@ def test_a_queue_that_goes_away_is_not_read_as_empty(directory_broker: Directory
     fill(queue, 10)
     seen = PublishedQueue(directory_broker.path, "q")
     queue.delete()
-    with pytest.raises(StorageFailed, match="items 0 to 9 are not in their log, which does not say that they went; the queue was deleted"):
+    with pytest.raises(StorageFailed, match="items 0 to 9 are missing in the log, and no record says why; the queue was deleted"):
         rows(items(seen.log(0), [0, 10], ["id"]))
     seen.directory.close()
 
 
 def test_offsets_that_were_never_given_are_not_there(directory_broker: DirectoryBroker) -> None:
     fill(directory_broker.broker.create_queue("q"), 10)
-    with published_queue(directory_broker.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are not in their log"):
+    with published_queue(directory_broker.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are missing in the log"):
         rows(items(seen.log(0), [5, 12], ["id"]))
