@@ -46,7 +46,7 @@ def events(
 ) -> Iterator[pa.RecordBatch]:
     """The events in the frames with sequences [start, stop), in batches. `since` and `until` limit their wall times.
 
-    strict: raise an error if retention has dropped or thinned out frames of this range. Otherwise they are skipped.
+    strict: raise an error if retention has dropped or thinned out frames of this range. Otherwise return what is left.
     """
     schema = select_columns(EVENTS, columns)
     with closing(open_log()) as log:
