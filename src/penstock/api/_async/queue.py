@@ -62,7 +62,8 @@ class AsyncQueue:
     Producers call `produce`, consumers `lease` and the methods of the leases that it returns. `stats`, `items`,
     `explain` and `history` show what is in the queue and why.
 
-    After the queue was deleted, every method raises `QueueNotFound`, even if a new queue has the same name.
+    After the queue was deleted, methods raise `QueueNotFound`, even if a new queue has the same name; settling an item
+    raises `LeaseLost`.
     Durations are seconds or a timedelta. Times are datetimes with a timezone, or seconds since 1970.
     """
 
@@ -309,7 +310,7 @@ class AsyncQueue:
         return [ListedItem(found) for found in await self._home.call(query)]
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Return the keys that are held by a leased, delayed or buried item, and how many items wait for each."""
+        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
         return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     async def cursors(self) -> dict[str, dict[int, int]]:
