@@ -184,7 +184,7 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
             super().sync_directory(path)
 
     other_process = OtherProcess(Forgetful())
-    with pytest.raises(OutcomeUnknown, match="look whether its items come"):
+    with pytest.raises(OutcomeUnknown, match="check whether its items arrive"):
         other_process.publish(QUEUE, batch_of("a"))
     assert texts(other_process.inbox, only(other_process.inbox)) == ["a"]
 
@@ -250,6 +250,48 @@ def test_an_errand_taken_back_says_nothing(other_process: OtherProcess) -> None:
     other_process.inbox.withdraw_operation(QUEUE, "e")
     assert other_process.inbox.operation(errand) is None
     other_process.inbox.remove(errand)
+
+
+class RacingFiles(SystemFiles):
+    """Files that another process removes just before each call that uses them."""
+
+    racing = False
+
+    def open(self, path: str, mode: Mode) -> int:
+        self._race(path)
+        return super().open(path, mode)
+
+    def remove(self, path: str) -> None:  # type: ignore[override]
+        self._race(path)
+        os.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+        self._race(source)
+        os.replace(source, target)
+
+    def _race(self, path: str) -> None:
+        if self.racing and path.endswith((".errand", "-answer")):
+            Path(path).unlink(missing_ok=True)
+
+
+def test_client_and_owner_may_remove_the_same_file_at_once(tmp_path: Path) -> None:
+    files = RacingFiles()
+    inbox = FileInbox(files, str(tmp_path))
+
+    def entry() -> InboxEntry:
+        files.racing = False
+        inbox.put_operation(QUEUE, "e", b"1")
+        inbox.put_blob(QUEUE, "answer", b"2")
+        files.racing = True
+        return only(inbox)
+
+    entry()
+    inbox.withdraw_operation(QUEUE, "e")
+    inbox.remove(entry(), b"1")
+    assert inbox.operation(entry()) is None
+    assert inbox.blob(QUEUE, "answer") is None
+    entry()
+    inbox.remove_blob(QUEUE, "answer")
 
 
 def test_answers_are_read_by_name_and_forgotten(other_process: OtherProcess) -> None:
@@ -369,9 +411,9 @@ def draft(*payloads: bytes) -> Draft:
 
 def staged(path: Path, *drafts: Draft, partition: int = 0) -> str:
     writer = StagedWriter(SystemFiles(), str(path), INCARNATION)
-    for other_process in drafts:
-        writer.add(other_process, partition)
-    assert writer.finish() == StagedPart(path.name, len(drafts), sum(other_process.count for other_process in drafts))
+    for one in drafts:
+        writer.add(one, partition)
+    assert writer.finish() == StagedPart(path.name, len(drafts), sum(one.count for one in drafts))
     return str(path)
 
 
@@ -417,7 +459,7 @@ def test_a_part_cut_at_any_byte_is_not_whole(tmp_path: Path) -> None:
     cut = tmp_path / "cut"
     for size in range(len(whole)):
         cut.write_bytes(whole[:size])
-        with pytest.raises(CorruptLog, match="is not whole"):
+        with pytest.raises(CorruptLog, match="is damaged"):
             read(str(cut))
 
 
@@ -441,7 +483,7 @@ def test_a_part_with_something_behind_it_is_not_whole(tmp_path: Path) -> None:
 
 def test_a_part_of_another_queue_is_refused(tmp_path: Path) -> None:
     path = staged(tmp_path / "part", draft(b"a"))
-    with pytest.raises(CorruptLog, match="is not the one that should be there"):
+    with pytest.raises(CorruptLog, match="has the header of another frame"):
         list(read_part(SystemFiles(), path, INCARNATION + 1))
 
 
@@ -449,7 +491,7 @@ def test_a_frame_of_another_type_is_refused(tmp_path: Path) -> None:
     vector: list[Any] = []
     FrameEncoder(INCARNATION, 0).encode(draft(b"a")._replace(type=FrameType.STATE), 1, 0, vector)
     (tmp_path / "part").write_bytes(b"".join(vector))
-    with pytest.raises(CorruptLog, match="is not the one that should be there"):
+    with pytest.raises(CorruptLog, match="has the header of another frame"):
         read(str(tmp_path / "part"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.sidefiles import unpack_synced
-from penstock.logs.files.verify import VerifyReport, verify, verify_all
+from penstock.logs.files.verify import VerifyReport, verify
 from penstock.logs.log import Gap
 from penstock.testing import SimulatedFiles
 from tests.logs.backends import INCARNATION, PARTITION
@@ -49,7 +49,7 @@ def test_a_sound_log() -> None:
     assert report.frames == {"DATA": 20, "STATE": 20, "BASE": 4}
     assert report.size_bytes == sum(len(whole().content(path)) for path in segments(whole()))
     assert report.begins == f"the Base of {segments(whole())[-1].removesuffix('.log').rpartition('/')[2]}"
-    empty = (report.gaps, report.torn_bytes, report.bases_lost, report.side_files, report.errors, report.notes)
+    empty = (report.gaps, report.torn_bytes, report.bases_lost, report.side_files, report.errors, report.findings)
     assert empty == ([], 0, [], [], [], [])
 
 
@@ -123,7 +123,7 @@ def test_a_missing_segment_is_a_gap() -> None:
     files.remove(segments(files)[2])
     report = look(files)
     assert [gap[:4] for gap in report.gaps] == [(18, 26, 48, 72)]
-    assert report.side_files == [f"{48:020}-{18:020}.idx: left behind by work that was cut off"]
+    assert report.side_files == [f"{48:020}-{18:020}.idx: left over from an operation that was cut off"]
 
 
 def test_every_segment_missing() -> None:
@@ -229,21 +229,18 @@ def test_a_disk_that_cannot_be_read() -> None:
         assert report.errors == [] or "Input/output" in report.errors[0]
 
 
-def test_every_log_of_a_directory(tmp_path: Path) -> None:
+def test_a_log_in_use_is_verified_without_its_lock(tmp_path: Path) -> None:
     root, files = str(tmp_path / "data"), SystemFiles()
-    with_two = FileStore.open([root], files=files)
-    for partition in (0, 3):
-        log = with_two.log(INCARNATION, partition)
-        list(log.recover())
-        fill(log, segments=partition + 1)
-        log.close()
+    store = FileStore.open([root], files=files)
+    log = store.log(INCARNATION, 3)
+    list(log.recover())
+    fill(log, segments=4)
+    log.close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    reports = verify_all(root)  # in use by us: it needs no lock
-    with_two.close()
-    assert [(report.incarnation, report.partition, report.segments) for report in reports] == [(INCARNATION, 0, 1), (INCARNATION, 3, 4)]
-    assert all(report.sound for report in reports)
+    report = verify(files, store.path_of(INCARNATION, 3), INCARNATION, 3)
+    store.close()
+    assert report.sound and (report.incarnation, report.partition, report.segments) == (INCARNATION, 3, 4)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-    assert verify_all([root], files) == reports
 
 
 def test_a_report_has_a_plain_form() -> None:
