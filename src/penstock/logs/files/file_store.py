@@ -54,8 +54,8 @@ class FileStore:
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
-        threads = DiskThreads(self.root_of)
-        self.commit, self.run_job, self._close_threads = threads.commit, threads.run_job, threads.close
+        syncs = DiskThreads(self.root_of)
+        self.commit, self.run_job, self._end_syncs = syncs.commit, syncs.run_job, syncs.close
 
     @classmethod
     def open(
@@ -174,7 +174,7 @@ class FileStore:
     def close(self) -> None:
         """Close the logs that are still open, then release the locks: a process must not write without the locks."""
         self._closed = True
-        self._close_threads()
+        self._end_syncs()
         try:
             for log in list(self._logs):
                 log.close()
