@@ -1,4 +1,4 @@
-"""A lock-free reader sees what is published, no more, and follows its owner."""
+"""A lock-free reader reads exactly the published frames and follows the owner."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_it_stops_at_the_synced_position_and_follows_it(durability: Durability) 
     assert [segment.base_offset for segment in reader.segments()] == [0, 3]
 
 
-def test_what_an_owner_takes_back_was_never_shown() -> None:
+def test_frames_that_a_reset_cuts_were_never_visible() -> None:
     log, reader = owner_and_reader(SimulatedFiles())
     log.append([draft(0, 1, b"kept")])
     log.sync()
@@ -94,7 +94,7 @@ def test_recover_fails_when_segments_are_removed_faster_than_they_are_opened() -
     log.append([draft(0, 1, b"x")])
     log.rotate(base_draft(1, b"the newest Base"))
     path = segments(files)[-1]
-    files.flip_bit(path, 8 * files.content(path).index(b"the newest Base"))  # so that replay begins in the first segment
+    files.flip_bit(path, 8 * files.content(path).index(b"the newest Base"))  # replay begins in the first segment
     with pytest.raises(StorageFailed, match="No such file or directory"):
         list(reader.recover())
 
