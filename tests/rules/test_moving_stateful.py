@@ -152,7 +152,7 @@ class TransferModel(PartitionModel):
             assert answer == c.ItemCount(0), f"a version was taken twice: {answer}"
             return
         self.version = max(command.version, self.version)
-        for barrier in command.barriers:
+        for barrier in command.fences:
             self.given += 1
             since = max(0, barrier.since or len(self.items))
             self.fences.append(ModelFence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))

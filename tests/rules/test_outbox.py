@@ -261,7 +261,7 @@ def test_an_item_that_arrived_is_resolved_and_its_old_id_tells_where_it_is(parti
     places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, (0xDEAD, 3, 70), (0xDEAD, 3, 71), None, (0xDEAD, 3, 72), None]
     found = partition.wrapped.explain(4)
-    assert (found.state, found.why, found.moved_to) == (ItemState.COMPLETED, "moved: it goes on elsewhere", (0xDEAD, 3, 72))
+    assert (found.state, found.why, found.moved_to) == (ItemState.COMPLETED, "moved to another partition", (0xDEAD, 3, 72))
     assert partition.drain(10) == ["a", "d", "f"]
     assert partition.why(3) == "completed"
 
@@ -316,7 +316,7 @@ def test_retention_forgets_where_dropped_items_went(partition: PartitionUnderTes
     partition.restart()
     places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, None, (0xDEAD, 3, 72), (0xDEAD, 3, 73), None, (0xDEAD, 3, 90)]
-    assert partition.why(1) == "resolved, and let go by retention"
+    assert partition.why(1) == "resolved, and deleted by retention"
     partition.drop(3, 4)
     assert [moved_to(partition.wrapped.state, offset) for offset in (2, 3)] == [(0xDEAD, 3, 72), None]
     partition.drain()
