@@ -1,4 +1,5 @@
-"""The best rank of a partition's heads, and leases that stop at `worst_rank`, where another partition has better items."""
+"""The best rank of a partition's heads, and leases that stop at `worst_rank`, where another partition has better
+items."""
 
 import pytest
 
