@@ -17,8 +17,7 @@ from penstock.words.limits import Policy
 
 
 class Produce(msgspec.Struct, gc=False):
-    """Store items.
-    With a `source` (transfers, chunks of published writes), only if `sequence` is above the source's last one."""
+    """Store items. With a `source` (transfer, chunk of a published write), only if `sequence` is above its last one."""
 
     batch: Batch
     request: bytes | None = None
@@ -30,8 +29,7 @@ class Produce(msgspec.Struct, gc=False):
     checked: bool = False
     """Whether the batch has been checked by `validate`."""
     dedup: bool = False
-    """Whether dedup ids are checked although there is a `source`:
-    true for chunks, whose items are new, unlike a transfer's."""
+    """Whether dedup ids are checked although there is a `source`: true for chunks, whose items are new here."""
 
 
 class AcquireLease(msgspec.Struct, gc=False):
@@ -49,8 +47,7 @@ class AcquireLease(msgspec.Struct, gc=False):
 
 
 class FollowUpBatch(msgspec.Struct, gc=False):
-    """Follow-ups for one partition:
-    its destination (outbox.py), and a batch as bytes, which the rules do not decode."""
+    """Follow-ups for one partition: its destination (outbox.py), and a batch as bytes, not decoded here."""
 
     destination: bytes
     body: bytes
@@ -88,8 +85,7 @@ class BuryLeased(msgspec.Struct, gc=False):
 
 
 class CompleteUnleased(msgspec.Struct, gc=False):
-    """Complete those of these items that are ready.
-    The holder of the consumer right handled them under leases that have ended."""
+    """Complete the ready ones of these items: the consumer right's holder handled them under ended leases."""
 
     offsets: Sequence[int]
     consumer: str

@@ -48,8 +48,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventRuns(NamedTuple):
-    """The same event of many items, from one record.
-    The fields are those of `Event`, except where a docstring says more."""
+    """The same event of many items, from one record. Fields without a docstring are as in `Event`."""
 
     event: Kind
     runs: list[int]
@@ -93,8 +92,7 @@ class EventRuns(NamedTuple):
 
 
 def format_place(packed: bytes, offset: int | None = None) -> str:
-    """A partition of any queue, or an item of it, as text:
-    "<incarnation, 16 hex digits>/<partition>" or "…/<item id>"."""
+    """A partition of any queue, or an item, as text: "<incarnation, 16 hex digits>/<partition>" or "…/<item id>"."""
     if len(packed) != PLACE_BYTES:  # the source of a chunk is no partition
         return packed.hex()
     incarnation, partition = unpack_destination(packed)
@@ -122,8 +120,7 @@ class EventReplay:
 
 
 def _attempts(state: State, runs: list[int], attempt: int = 0) -> dict[int, int]:
-    """offset → attempt number of the items that failed before or are buried.
-    `attempt` is 1 if a further attempt is running."""
+    """offset → attempt, of items that failed before or are buried. `attempt` is 1 if one more attempt is running."""
     failures, burials = state.failures, state.burials
     found: dict[int, int] = {}
     if failures or burials:

@@ -109,8 +109,7 @@ class MovedSlots:
         return any(owners[key & SLOT_MASK] != number for key in keys if key)
 
     def is_stray_key(self, key: int) -> bool:
-        """Whether a key belongs to another partition that does not wait for the key's line here:
-        all items in it are strays."""
+        """Whether all items in a key's line are strays: its partition does not wait for them."""
         return key not in self._awaited and self.strays_from(key) == 0
 
     def strays_from(self, key: int) -> int:

@@ -80,8 +80,7 @@ class PackedExtents:
         return True
 
     def insert(self, new: Extent) -> bool:
-        """Insert an extent by its position.
-        False, and no change, if its position is inside or equal to that of another extent."""
+        """Insert an extent by its position. False, and no change, if the position is inside or equal to another's."""
         data = self._data
         positions = data[self._at + 3 :: _FIELDS]
         index = bisect_left(positions, new.position)
@@ -127,8 +126,7 @@ class KeyLine:
         self.parked: list[int] = []
         """Offsets of the buried items that hold the key."""
         self.kept_positions: dict[int, int] = {}
-        """offset → position, of items that a transfer returned to the position of the item that was buried
-        (produce.py)."""
+        """offset → position, of items that a transfer returned to the position of a buried item (produce.py)."""
         self.waiting = PackedExtents()
 
     @property
@@ -175,8 +173,7 @@ class KeyLines:
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
         self.freed: list[int] | None = None
-        """Keys that became free since `take_freed` was last called; None if it never was.
-        For resizes; not part of the state."""
+        """For resizes: keys that became free since the last `take_freed`; None before the first. Not stored."""
         self.by_key: dict[int, int | KeyLine] = {}
         """key → the number of the lease that holds it, or its line."""
         self.free_heads: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
@@ -251,8 +248,7 @@ class KeyLines:
                 self.update_head(key, found)
 
     def update_head(self, key: int, line: KeyLine) -> None:
-        """After a change of a line: if it is free, add its head to `free_heads` unless it is fenced;
-        an empty line is removed."""
+        """After a change of a line: if it is free, remove it when empty, or add its head unless that is fenced."""
         if line.busy:
             return
         if self.freed is not None:

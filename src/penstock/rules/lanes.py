@@ -36,8 +36,7 @@ class Rank(NamedTuple):
 
 
 def aged_priority(lane: int, since: int, aging: int, now: int) -> int:
-    """The priority of an item of a lane after waiting since `since`: each `aging` of waiting raises it by one step (0:
-    never)."""
+    """The priority of an item of a lane that waits since `since`: one step better per `aging` (0: never)."""
     return max(0, lane - (now - since) // aging) if aging else lane
 
 
@@ -66,8 +65,7 @@ class Extent:
 
     @property
     def order(self) -> tuple[int, bool, int, int]:
-        """Sort key: by position.
-        An item that became ready later comes before the item whose own offset that position is."""
+        """Sort key: by position; an item that became ready later comes before the one with that offset."""
         return (self.position, self.at_own_offset, self.ready_at, self.start)
 
     def part(self, start: int, stop: int) -> "Extent":
@@ -162,8 +160,7 @@ class Lanes:
                 self.lanes[lane] = deque(sorted(cut, key=lambda extent: extent.order[:3]))  # equal ones keep their order
 
     def drop(self, runs: Iterable[int]) -> None:
-        """Remove offsets from all extents that cover them.
-        Extents still cover items that were resolved without a lease."""
+        """Remove offsets from all extents that cover them: also items resolved without a lease are covered."""
         dropped = RunSet(runs)
         for lane, extents in enumerate(self.lanes):
             kept = (part for extent in extents for part in extent.parts(dropped.missing(extent.start, extent.stop)))

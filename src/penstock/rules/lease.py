@@ -71,8 +71,7 @@ def decide_lease(state: State, command: AcquireLease, now: Moment, blocks: Block
 
 
 def _simple_take(state: State, command: AcquireLease, now: int) -> LaneTake | None:
-    """The take in the most common case, without a plan: one lane, no keys, and the first extent has enough items.
-    Otherwise None."""
+    """The take of the common case, without a plan: one lane, no keys, enough in the first extent. Otherwise None."""
     filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
     if len(filled) != 1 or any(state.keys.free_heads):
         return None
@@ -345,8 +344,7 @@ class LeasePlan:
         walk.advance(stop)
 
     def _read_block(self, walk: Walk) -> Block | None:
-        """The block at a walk's position;
-        None if items that are no longer ready were skipped, or if the block is lost."""
+        """The block at a walk's position; None if it is lost, or if items that are no longer ready were skipped."""
         if self._skip_not_ready(walk):
             return None
         block = self.blocks.find(walk.start)
@@ -376,8 +374,7 @@ class LeasePlan:
                 self._take_mostly_free(walk, keys)
 
     def _skip_not_ready(self, walk: Walk) -> bool:
-        """Skip items at the walk's position that are no longer ready; whether there were any.
-        Their blocks may no longer exist."""
+        """Skip items that are no longer ready, whose block may not exist; whether there were any."""
         assert walk.extent is not None
         start, stop = walk.start, min(self.state.outside_lanes.first_missing(walk.start), walk.extent.stop)
         if start == stop:
@@ -388,8 +385,7 @@ class LeasePlan:
         return True
 
     def _take_mostly_free(self, walk: Walk, keys: list[int]) -> None:
-        """Take items of which nearly every key is free and occurs once: the common case.
-        Only the other keys are checked one by one."""
+        """The common case: nearly every key is free and occurs once. Only other keys are checked one by one."""
         keys = keys[: self._scan_length(keys)]
         unique = set(keys)
         doubtful = (self.state.keys.by_key.keys() & unique) | (self._closed_keys & unique) | (self._left.keys() & unique)
@@ -418,8 +414,7 @@ class LeasePlan:
         walk.advance(stop)
 
     def _scan_length(self, keys: list[int]) -> int:
-        """How many of these items to scan: up to the last that there is room for.
-        A long row of one busy key is passed in one step."""
+        """How many items to scan: up to the last that there is room for. Busy keys in a row are passed in one step."""
         if len(keys) <= self.room:
             return len(keys)
         busy, free = self.state.keys.by_key, 0

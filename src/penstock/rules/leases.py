@@ -142,8 +142,7 @@ class Leases:
         self._drop_stale_deadlines(lease.number)
 
     def _drop_stale_deadlines(self, changed: int) -> None:
-        """After a lease was extended or has ended:
-        remove outdated deadlines from the top of the heap, so that its first is valid."""
+        """Keep the first deadline valid after a lease was extended or ended: remove outdated ones from the top."""
         if self._deadlines and self._deadlines[0][1] == changed:
             while self._deadlines:
                 deadline, number = self._deadlines[0]
@@ -185,8 +184,7 @@ class Leases:
         self._forget(now, lease.number, remember)
 
     def _forget(self, now: int, number: int, remember: int) -> None:
-        """Delete what was remembered long enough.
-        It does so at most every sixteenth of `remember`, so the cost per lease is small."""
+        """Delete what was remembered long enough: at most every sixteenth of `remember`, to be cheap per lease."""
         step = remember // 16
         if self.forget_points and now < self.forget_points[-1][0] + step:
             return

@@ -74,8 +74,7 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
 
 
 def decide(state: State, command: commands.Command, now: Moment, blocks: BlockSource) -> tuple[list[records.Record], commands.Answer]:
-    """The records and the answer of a command.
-    Raises MissingBlocks (fetch them and decide again) or a PenstockError (refused)."""
+    """Records and answer of a command. Raises MissingBlocks (fetch, decide again) or a PenstockError (refused)."""
     rule = _DECIDE.get(type(command))
     if rule is None:
         raise InvalidRequest(f"{type(command).__name__} is not a command; use one of penstock.rules.commands")

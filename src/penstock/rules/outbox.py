@@ -52,8 +52,7 @@ def decide_send(state: State, command: Send, now: Moment, blocks: BlockSource) -
 
 
 def follow_up_records(state: State, follow_ups: Sequence[FollowUpBatch]) -> list[Record]:
-    """A record for each batch of follow-ups.
-    Raises QueueBusy if the outbox would have more than MAX_OUTBOX_BYTES of them."""
+    """A record for each batch of follow-ups. Raises QueueBusy beyond MAX_OUTBOX_BYTES in the outbox."""
     if not follow_ups:
         return []
     size = sum(len(batch.body) for batch in follow_ups) + sum(len(entry.body) for entries in state.outbox.values() for entry in entries)
@@ -121,8 +120,7 @@ def apply_delivered(state: State, record: Delivered, now: Moment) -> None:
 
 
 def moved_to(state: State, offset: int) -> tuple[int, int, int] | None:
-    """The new incarnation, partition and offset of an item that was transferred;
-    None if it was not, or if they are unknown."""
+    """New incarnation, partition and offset of a transferred item; None if it was not, or if they are unknown."""
     start = max((start for start in state.moved if start <= offset), default=None)
     if start is None:
         return None

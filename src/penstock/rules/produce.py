@@ -72,8 +72,7 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
 
 
 def _find_replaced(state: State, command: Produce, batch: Batch, base: int) -> list[int] | None:
-    """`Produced.replaced`: the items of a transfer that were buried here and still park their key.
-    None if there are none."""
+    """`Produced.replaced`: items of a transfer that were buried here and still park their key, or None."""
     if batch.origins is None or batch.key_ids is None:
         return None
     found: dict[int, int] = {}

@@ -57,8 +57,7 @@ def _reconcile_outbox(state: State) -> None:
 
 
 def _reconcile_buried(state: State) -> None:
-    """Items of `buried_set` are buried unless they are completed or moving.
-    Each has a burial; no other item but a moving one has."""
+    """A buried item is neither completed nor moving, and has a burial; of other items only moving ones have one."""
     state.buried_set.remove_all(state.completed.runs)
     state.buried_set.remove_all(state.moving.runs)
     for offset in list(state.burials):
@@ -69,8 +68,7 @@ def _reconcile_buried(state: State) -> None:
 
 
 def _reconcile_leases(state: State) -> RunSet:
-    """An item is leased by the newest lease that has it, unless it is completed, buried or moving.
-    Returns all leased items."""
+    """The newest lease of an item counts, unless it is completed, buried or moving. Returns the leased items."""
     leased = RunSet()
     for number in sorted(state.leases.live, reverse=True):
         lease = state.leases.live[number]
@@ -95,8 +93,7 @@ def _reconcile_scheduled(state: State, leased: RunSet) -> None:
 
 
 def _reconcile_keys(state: State, leased: RunSet) -> None:
-    """Rebuild the lines:
-    leased items and those that back off hold their key, buried ones may park it, the others wait."""
+    """Rebuild the lines: leased items and back-offs hold their key, buried items may park it, others wait."""
     old, state.keys = state.keys, KeyLines(state.keys.fences)
     state.passed_over, state.backing_off = RunSet(), {}
     for lease in state.leases.live.values():

@@ -20,8 +20,7 @@ from penstock.words.limits import Policy
 
 
 class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
-    """An owner opened the partition.
-    It is synced before the owner's first lease, so that no two owners give one lease number."""
+    """An owner opened the partition. Synced before its first lease, so that no two owners give one number."""
 
     epoch: int
     boot_id: str
@@ -47,13 +46,11 @@ class Produced(msgspec.Struct, gc=False):
     source: bytes | None = None
     sequence: int = 0
     replaced: list[int] | None = None
-    """Flat pairs `[new offset, old offset, …]`:
-    new items that take the position of a buried item that parks their key."""
+    """Flat pairs `[new offset, old offset, …]`: new items at the positions of buried ones that parked their key."""
 
 
 class LaneTake(msgspec.Struct, array_like=True, gc=False):
-    """What a lease did with the offsets [start, stop) of a lane:
-    some were taken, those of busy keys passed over, the rest left."""
+    """What a lease did with [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
 
     lane: int
     start: int
@@ -140,8 +137,7 @@ class Buried(msgspec.Struct, array_like=True, gc=False, tag=9):
 
 
 class RequestAnswered(msgspec.Struct, array_like=True, gc=False, tag=17):
-    """The answer to a request with an id; a repetition gets the same answer.
-    It follows the records of what the request did."""
+    """The answer to a request, also for its repetition. It follows the records of what the request did."""
 
     request: bytes
     count: int = 0
@@ -170,8 +166,7 @@ class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
 
 
 class TtlChecked(msgspec.Struct, array_like=True, gc=False, tag=11):
-    """The ttl calendar's entries up to offset `last` at `until` were checked.
-    A Buried record before this one has the waiting items."""
+    """The ttls up to offset `last` at `until` were checked; a Buried record before this has the waiting items."""
 
     until: int
     last: int

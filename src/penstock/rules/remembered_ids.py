@@ -118,8 +118,7 @@ class DedupIds:
         return None
 
     def put_all(self, names: Sequence[bytes | None], base: int, now: int, span: int) -> None:
-        """Remember the ids of the items at offsets from `base` on, until now + span.
-        Expired entries of their buckets are deleted."""
+        """Remember the ids of items from offset `base` on until now + span. Deletes expired ones of their buckets."""
         deadline = now + span
         for offset, name in enumerate(names, base):
             if name is not None:
@@ -150,8 +149,7 @@ class DedupIds:
             self.total -= expired // _REST.size
 
     def limit(self, most: int, now: int) -> None:
-        """Delete expired ids if there are more than `most` and an eighth of it:
-        so seldom that the cost per id is small."""
+        """Delete expired ids if there are an eighth more than `most`: so seldom that the cost per id is small."""
         if self.total > most + most // 8 and now >= self._none_expires_before:
             self.forget(now)
 

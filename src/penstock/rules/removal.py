@@ -86,8 +86,7 @@ def withdraw_items(state: State, runs: list[int], packed: bytes) -> None:
 
 
 def remove_from_line(state: State, offset: int, key: int, *, park: bool = False) -> None:
-    """Take an item out of its key line, where it waits or whose key it holds by backing off.
-    With `park` it then parks the key."""
+    """Take an item that waits or backs off out of its key line. With `park` it then parks the key."""
     key = state.backing_off.pop(offset, key)
     in_line = offset in state.passed_over
     state.passed_over.remove(offset, offset + 1)

@@ -17,8 +17,7 @@ from penstock.words.limits import check_range
 
 
 def offsets_to_keep(state: State, stop: int) -> RunSet:
-    """Offsets before `stop` whose bytes must be kept:
-    items that are unresolved, park their key, or are not yet read by a cursor."""
+    """Offsets before `stop` that must be kept: unresolved, parking their key, or not yet read by a cursor."""
     found = RunSet((0, stop))
     found.remove_all(state.completed.within(0, stop))
     found.remove_all(state.buried_set.within(0, stop))

@@ -34,8 +34,7 @@ def key_ids(keys: Sequence[bytes | None]) -> list[int]:
 
 
 def with_key_ids(batch: Batch) -> Batch:
-    """The batch with the ids of its keys, if it has keys and no ids yet.
-    Raises InvalidRequest if a key is not bytes."""
+    """The batch with key ids, if it has keys and no ids yet. Raises InvalidRequest if a key is not bytes."""
     if not isinstance(batch, Batch) or batch.keys is None or batch.key_ids is not None:
         return batch
     try:
@@ -50,8 +49,7 @@ def slot(key: bytes) -> int:
 
 
 def digest(*parts: bytes) -> bytes:
-    """A 16-byte digest of a caller's id, such as a request id.
-    It is cryptographic, because a collision would lose an item."""
+    """A 16-byte digest of a caller's id. It is cryptographic, because a collision would lose an item."""
     whole = hashlib.blake2b(digest_size=16)
     for part in parts:
         whole.update(len(part).to_bytes(4, "little"))
@@ -60,8 +58,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def dedup_digest(key: bytes | None, dedup: bytes) -> bytes:
-    """The 16-byte digest of a dedup id within its key, or without a key.
-    It begins with the item's slot and moves with that slot."""
+    """The 16-byte digest of a dedup id within its key, if any. It begins with the item's slot."""
     own_slot = slot(dedup if key is None else key)
     scope = b"\0" if key is None else b"\1" + key
     return own_slot.to_bytes(2, "big") + digest(b"penstock.dedup", scope, dedup)[:14]

@@ -263,8 +263,7 @@ def _divide(lease: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[in
 
 
 def _repeated(state: State, number: int, wanted: Sequence[int]) -> Settled:
-    """The answer to a `complete` under a lease that has ended:
-    items that the lease completed count, all others are refused."""
+    """The answer to a `complete` under an ended lease: items that it completed count, others are refused."""
     past_deadline = state.leases.live.get(number)
     if past_deadline is not None:
         known = past_deadline.completed or RunSet()
@@ -348,8 +347,7 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
 
 
 def _return_later_items(state: State, lease: LiveLease, returned: list[int], now: Moment) -> None:
-    """Return the later items of units to their lines, the last one first.
-    An item whose ttl has ended is due to be buried."""
+    """Return later items of units to their lines, the last first. If its ttl has ended, an item is due at once."""
     chosen = set(offsets(returned))
     for offset in [offset for offset in lease.open_items if offset in chosen][::-1] if chosen else ():
         lane, key = lease.close(offset)
@@ -362,8 +360,7 @@ def _return_later_items(state: State, lease: LiveLease, returned: list[int], now
 def return_items(
     state: State, lease: LiveLease, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True
 ) -> None:
-    """Make items of a lease ready again, at `due` or at once:
-    at the tail of their lane or, with a key, at the front of its line."""
+    """Make items of a lease ready at `due` or at once: last of their lane or, with a key, first of its line."""
     shared: dict[Failure, Failure] = {}
     to_lanes: list[tuple[int, int]] = []
     for offset in _return_order(lease, failed):
@@ -385,8 +382,7 @@ def return_items(
 
 
 def _return_order(lease: LiveLease, failed: list[int]) -> list[int]:
-    """The items in an order in which they can be returned:
-    of one key the last first, because each goes to the front of the line."""
+    """The order of returning items: of one key the last first, because each goes to the front of the line."""
     if not lease.items_per_key:
         return failed
     keyless = [offset for offset in failed if lease.open_items[offset][1] == NO_KEY]
@@ -409,8 +405,7 @@ def _return_to_line(state: State, offset: int, lane: int, key: int, now: Moment,
 
 
 def add_failure(state: State, offset: int, now: Moment, reason: str, shared: dict[Failure, Failure] | None = None) -> None:
-    """Count a failed attempt.
-    Items with equal failures share one object of `shared`: a million items may fail together."""
+    """Count a failed attempt. Equal failures share one object of `shared`: a million items may fail together."""
     known = state.failures.get(offset)
     first = known.first_failed_at if known else now.wall
     failure = Failure((known.attempts if known else 0) + 1, first, now.wall, reason)

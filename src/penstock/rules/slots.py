@@ -58,16 +58,14 @@ class Move(NamedTuple):
 
 
 def first_map(partitions: Sequence[int]) -> SlotMap:
-    """The map of a new queue: one block of slots after another.
-    It must never change, because a new queue's map is not stored."""
+    """The map of a new queue: one block of slots after another. It is not stored, so it must never change."""
     numbers = _checked(partitions)
     edges = [SLOTS * index // len(numbers) for index in range(len(numbers) + 1)]
     return SlotMap.unpack(1, _packed((number, edges[index + 1] - edges[index]) for index, number in enumerate(numbers)))
 
 
 def next_map(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
-    """The next version: even over `partitions`, with as few slots moved as possible.
-    `fixed` partitions keep exactly their slots."""
+    """The next version: even, with as few slots moved as possible. `fixed` partitions keep exactly their slots."""
     return SlotMap(old.version + 1, _next_owners(old.owners.tobytes(), tuple(_checked(partitions)), frozenset(fixed)))
 
 
@@ -102,8 +100,7 @@ def _moves(old: bytes, new: bytes) -> tuple[Move, ...]:
 
 
 def _shares(held: Counter[int], numbers: Sequence[int], fixed: Collection[int]) -> dict[int, int]:
-    """How many slots each partition gets, in the order of `numbers`.
-    The remainder goes to those that have the most slots already."""
+    """How many slots each partition gets. The remainder goes to those that have the most slots already."""
     kept = {number: held[number] for number in numbers if number in fixed}
     sharing = [number for number in numbers if number not in kept]
     each, rest = divmod(SLOTS - sum(kept.values()), max(1, len(sharing)))

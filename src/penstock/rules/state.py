@@ -60,8 +60,7 @@ class BlockSource(Protocol):
 
 
 def find_blocks(blocks: BlockSource, offsets: Iterable[int]) -> list[Block]:
-    """The block of each offset.
-    Raises MissingBlocks with all that are not in memory, so that they are fetched together."""
+    """The block of each offset. Raises MissingBlocks with all that are not in memory, to be fetched together."""
     found, missing = [], []
     for offset in offsets:
         try:
@@ -200,8 +199,7 @@ class State:
         return found.attempts if found else 0
 
     def unrecorded_losses(self, start: int, stop: int) -> list[int]:
-        """Flat runs of the items of a lost range [start, stop) that must be recorded as lost:
-        not those that retention deleted."""
+        """Flat runs of the items of a lost range that must be recorded as lost: not those that retention deleted."""
         return RunSet(self.lost.missing(start, min(stop, self.next_offset))).subtract(self.dropped.runs)
 
     def live_progress(self) -> dict[int, tuple[int, str]]:
