@@ -122,7 +122,7 @@ def _closed(turns: QueueView, number: int, known: Summary) -> PartitionStats:
     return PartitionStats(
         number,
         status,
-        *counts._replace(completed=counts.completed - known.moved_or_lost),
+        *counts._replace(completed=counts.completed - known.gone),
         known.next_offset,
         known.busy_keys,
         size_bytes=known.size_bytes,

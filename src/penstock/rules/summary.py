@@ -20,7 +20,7 @@ class Summary(msgspec.Struct, array_like=True):
     counts: Counts = Counts(0, 0, 0, 0, 0)
     next_offset: int = 0
     lost: int = 0
-    moved_or_lost: int = 0
+    gone: int = 0
     """Items that are in the state completed but were moved to another partition or lost."""
     busy_keys: int = 0
     buried_dropped: int = 0
@@ -66,7 +66,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         counts=state.counts,
         next_offset=state.next_offset,
         lost=len(state.lost),
-        moved_or_lost=moved_or_lost(state),
+        gone=moved_or_lost(state),
         busy_keys=len(state.keys.by_key),
         buried_dropped=state.buried_dropped,
         unresolved=state.next_offset - state.completed.total - state.buried_set.total,

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 
 from penstock.rules.events import RETURNED
 from penstock.rules.item_states import Transition
-from penstock.rules.removal import ATTEMPTS_EXHAUSTED, TTL_EXPIRED
+from penstock.rules.removal import ATTEMPTS_EXHAUSTED as SPENT
 from penstock.rules.removal import LEASE_EXPIRED as RAN_OUT
+from penstock.rules.removal import TTL_EXPIRED
 
 EVENT_COLUMNS = ("event", "partition", "offset", "at", "attempt", "reason", "lease", "sequence")
 ARRIVED = (Transition.PRODUCED.value, Transition.SCHEDULED.value)
@@ -29,7 +30,7 @@ SETTLED = tuple(one.value for one in (Transition.COMPLETED, Transition.RETRIED, 
 """Events by which a holder settles an item; of some of them the lease says whether there was a holder."""
 LEASED, COMPLETED, LEASE_EXPIRED = Transition.LEASED.value, Transition.COMPLETED.value, Transition.LEASE_EXPIRED.value
 BURIED_EVENTS = (Transition.BURIED.value, Transition.TTL_EXPIRED.value)
-SPENT_BY_LEASE = f"{ATTEMPTS_EXHAUSTED}: {RAN_OUT}"
+SPENT_BY_LEASE = f"{SPENT}: {RAN_OUT}"
 UNHANDLED = (RETURNED, SPENT_BY_LEASE, TTL_EXPIRED)
 """Reasons that no holder gave: what they say ended the lease."""
 LONGEST_REASON = 160
@@ -116,4 +117,4 @@ def reason_class(reason: Column) -> Column:
 
 def failure_class(reason: Column) -> Column:
     """As `reason_class`; the last attempt of an item failed for the same reason as the ones before."""
-    return reason_class(F.regexp_replace(reason, f"^{ATTEMPTS_EXHAUSTED}(: |$)", ""))
+    return reason_class(F.regexp_replace(reason, f"^{SPENT}(: |$)", ""))
