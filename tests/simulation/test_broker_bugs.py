@@ -76,7 +76,7 @@ def a_transfer_is_taken_twice(patch: Patch) -> None:
 
 @bug(100)
 def sequences_begin_anew(patch: Patch) -> None:
-    patch.setattr(outbox, "_next", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
+    patch.setattr(outbox, "_next_sequence", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
 
 
 @bug(200)
@@ -160,7 +160,7 @@ def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
 
 @bug(100)
 def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
-    patch.setattr(produce, "_places", lambda state, command, batch, base: None)
+    patch.setattr(produce, "_find_replaced", lambda state, command, batch, base: None)
 
 
 @bug(60)
@@ -229,7 +229,7 @@ def strays_are_leased_where_they_are(patch: Patch) -> None:
 @bug(120)
 def dedup_windows_do_not_move(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
-        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
+        return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
@@ -238,7 +238,7 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
 def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         adopted = [(digest, left, item + 1_000) for digest, left, item in command.dedup_ids]
-        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
+        return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 

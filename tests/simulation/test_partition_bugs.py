@@ -62,7 +62,7 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
 def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
     def apply(state: State, record: records.LeaseExpired, now: Moment) -> None:
         grant = state.leases.live[record.lease]
-        timers.apply_expired(state, record, now)
+        timers.apply_lease_expired(state, record, now)
         state.leases.live[record.lease] = grant
 
     patch.setitem(machine._APPLY, records.LeaseExpired, apply)
