@@ -132,7 +132,7 @@ def test_a_frame_gives_every_column_back() -> None:
     assert found.batch() == FULL
     assert ["payload", *found.stored] == names(field for field, _ in COLUMNS)
     assert to_arrow(found).schema.names == [field.name for field, _ in COLUMNS if field.name != "dedup"]
-    assert columns.join([FULL, Batch([b"x"])]).slice(0, 1) == FULL
+    assert Batch.join([FULL, Batch([b"x"])]).slice(0, 1) == FULL
 
 
 def test_the_tables_of_the_documents_are_written_from_it() -> None:

@@ -112,7 +112,7 @@ def test_other_payloads_are_told_what_is_taken(value: Any) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_what_json_cannot_write_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"(?s)^the payload cannot be written as JSON \(.+\); mend it or give bytes$"):
+    with pytest.raises(InvalidRequest, match=r"(?s)^the payload cannot be written as JSON \(.+\); fix it or give bytes$"):
         values.encode(value)
 
 
@@ -122,7 +122,7 @@ def test_what_json_cannot_write_is_refused(value: Any) -> None:
 )
 def test_a_float_that_json_would_lose_is_refused(strange: float, around: Any) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"^the payload has a float that is not finite, which JSON cannot say; give None or a text in its place$"
+        InvalidRequest, match=r"^the payload has a float that is not finite, which JSON cannot hold; give None or a text instead$"
     ):
         values.encode(around(strange))
 
@@ -146,7 +146,7 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 )
 def test_a_damaged_payload_names_its_encoding(payload: bytes, encoding: str) -> None:
     with pytest.raises(
-        InvalidRequest, match=rf"^the payload is not what its encoding '{encoding}' says \(.+\); take its bytes from `\.payload`$"
+        InvalidRequest, match=rf"^the payload cannot be decoded as '{encoding}' \(.+\); read its bytes from `\.payload`$"
     ):
         values.decode(payload, encoding)
 
