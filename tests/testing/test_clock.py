@@ -18,7 +18,7 @@ def test_advance_moves_both_clocks() -> None:
     before = clock.read()
     clock.advance(5 * SECOND)
     assert (clock.read().elapsed - before.elapsed, clock.read().wall - before.wall) == (5 * SECOND, 5 * SECOND)
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(ValueError, match="the duration is negative"):
         clock.advance(-1)
 
 
@@ -31,7 +31,7 @@ def test_durations_may_be_timedeltas() -> None:
     same.step_wall(-DAY)
     same.reboot(2 * MINUTE)
     assert clock.read() == same.read()
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(ValueError, match="the duration is negative"):
         clock.advance(timedelta(seconds=-5))
 
 
