@@ -179,8 +179,8 @@ def test_what_runs_beside_the_turns(store: Store) -> None:
     log = started(store)
     log.append([draft(0, 1, b"a")])
     ends: list[object] = []
-    store.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
-    store.run_job(QUEUE, 0, lambda: ends.append("ran"))
+    store.disk.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
+    store.disk.run_job(QUEUE, 0, lambda: ends.append("ran"))
     store.close()
     assert ends == [None, "ran"]
 

@@ -52,8 +52,7 @@ class FileStore:
         self._places: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
-        syncs = DiskThreads(self.root_of)
-        self.commit, self.run_job, self._end_syncs = syncs.commit, syncs.run_job, syncs.close
+        self.disk = DiskThreads(self.root_of)
 
     @classmethod
     def open(
@@ -169,7 +168,7 @@ class FileStore:
     def close(self) -> None:
         """Close the logs that are still open, then give up the locks: nobody may write without them."""
         self._closed = True
-        self._end_syncs()
+        self.disk.close()
         try:
             for log in list(self._logs):
                 log.close()
