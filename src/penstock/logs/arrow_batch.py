@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs import columns
-from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns
+from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns, add_padded
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
 from penstock.words.clock import Moment
@@ -169,25 +169,19 @@ def _combined(column: pa.ChunkedArray) -> Any:
 # -- buffers -----------------------------------------------------------------------------------------
 
 
-def _add_padded(parts: list[Buffer], data: Buffer) -> None:
-    parts.append(data)
-    if len(data) & 7:
-        parts.append(bytes(-len(data) & 7))
-
-
 def _add_binary(parts: list[Buffer], column: pa.Array) -> None:
     """Add the offsets, which begin with 0, and the data."""
     count, (_, raw_offsets, data) = len(column), column.buffers()
     offsets = pa.Array.from_buffers(_INT64, count + 1, [None, raw_offsets], offset=column.offset)
     low, high = offsets[0].as_py(), offsets[count].as_py()
     _add_fixed(parts, (pc.subtract(offsets, pa.scalar(low, _INT64)) if low else offsets).cast(_INT32))
-    _add_padded(parts, memoryview(data)[low:high] if high > low else b"")
+    add_padded(parts, memoryview(data)[low:high] if high > low else b"")
 
 
 def _add_fixed(parts: list[Buffer], column: pa.Array) -> None:
     width = column.type.byte_width
     data = memoryview(column.buffers()[1])
-    _add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
+    add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
 
 
 def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, missing: None = None) -> int:
@@ -197,7 +191,7 @@ def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, missing: None
     """
     if column.null_count == len(column):
         return 0
-    _add_padded(parts, _bitmap(column))
+    add_padded(parts, _bitmap(column))
     _add_binary(parts, column.fill_null(b"" if column.type == pa.large_binary() else "") if column.null_count else column)
     return bit
 
@@ -206,14 +200,14 @@ def _add_texts(parts: list[Buffer], bit: int, column: pa.Array, missing: None) -
     if column.null_count or not _same(column):
         return _add_optional(parts, bit, column)
     text = column[0].as_py().encode()
-    _add_padded(parts, len(text).to_bytes(4, "little") + text)
+    add_padded(parts, len(text).to_bytes(4, "little") + text)
     return bit | bit << columns.CONSTANT_SHIFT
 
 
 def _add_digests(parts: list[Buffer], bit: int, column: pa.Array, missing: None) -> int:
     if column.null_count == len(column):
         return 0
-    _add_padded(parts, _bitmap(column))
+    add_padded(parts, _bitmap(column))
     _add_fixed(parts, column.fill_null(bytes(16)) if column.null_count else column)
     return bit
 

@@ -91,24 +91,24 @@ def _add_texts(parts: list[Buffer], bit: int, values: Sequence[str | None]) -> i
 
 def _add_small(parts: list[Buffer], bit: int, values: bytes) -> int:
     same = _same(values)
-    _add_padded(parts, values[:1] if same else values)
+    add_padded(parts, values[:1] if same else values)
     return bit << CONSTANT_SHIFT if same else 0
 
 
 def _add_numbers(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
     same = _same(values)
-    _add_padded(parts, array("q", values[:1] if same else values).tobytes())
+    add_padded(parts, array("q", values[:1] if same else values).tobytes())
     return bit << CONSTANT_SHIFT if same else 0
 
 
 def _add_key_ids(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
-    _add_padded(parts, array("Q", values).tobytes())
+    add_padded(parts, array("Q", values).tobytes())
     return 0
 
 
 def _add_digests(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
-    _add_padded(parts, _bitmap(values))
-    _add_padded(parts, b"".join(digest or bytes(16) for digest in values))
+    add_padded(parts, _bitmap(values))
+    add_padded(parts, b"".join(digest or bytes(16) for digest in values))
     return 0
 
 
@@ -118,7 +118,7 @@ def _add_produce_parts(parts: list[Buffer], bit: int, produce_parts: list[Produc
 
 
 def _add_nullable(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
-    _add_padded(parts, _bitmap(values))
+    add_padded(parts, _bitmap(values))
     _add_binary(parts, [value or b"" for value in values])
     return 0
 
@@ -146,7 +146,7 @@ def _same(values: Sequence[object]) -> bool:
 
 
 def _add_blob(parts: list[Buffer], data: bytes) -> None:
-    _add_padded(parts, len(data).to_bytes(4, "little") + data)
+    add_padded(parts, len(data).to_bytes(4, "little") + data)
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
@@ -154,11 +154,12 @@ def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
         value = values[0]
         parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
         return
-    _add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
-    _add_padded(parts, b"".join(values))
+    add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
+    add_padded(parts, b"".join(values))
 
 
-def _add_padded(parts: list[Buffer], data: bytes) -> None:
+def add_padded(parts: list[Buffer], data: Buffer) -> None:
+    """Add data, and zeros up to a multiple of 8 bytes."""
     parts.append(data)
     if len(data) & 7:
         parts.append(_PADDING[len(data) & 7])
