@@ -1,11 +1,12 @@
 """DATA frames from Arrow columns, and Arrow columns from DATA frames, without a loop over the items.
 
 Owns: `ArrowBatch` (many items as Arrow columns, with their hashes; `draft` makes a frame of them), `batch_boundaries`,
-and `to_arrow` (the columns of a frame as a RecordBatch, not copied). A draft has exactly the bytes that columns.py
-makes of the same items. Item offsets are no column: they count from the frame's base offset. Input is not checked here.
-api/arrow.py has checked it, converted every column to large_binary, large_string or int64, and left out the columns
-without any value. Only the hashes of keys and dedup ids are computed item by item. This is the only module of
-penstock.logs that needs pyarrow, which is an optional dependency.
+and `to_arrow` (the columns of a frame as a RecordBatch, not copied).
+A draft has exactly the bytes that columns.py makes of the same items. Item offsets are no column: they count from the
+frame's base offset.
+Input is not checked here. api/arrow.py has checked it, converted every column to large_binary, large_string or int64,
+and left out the columns without any value. Only the hashes of keys and dedup ids are computed item by item.
+This is the only module of penstock.logs that needs pyarrow, which is an optional dependency.
 """
 
 from array import array

@@ -1,7 +1,8 @@
 """Conversion between records (what happened to a partition) and frames (what a log stores).
 
-Owns: `encode_records` and `decode_frame`. Consecutive Produced records share a DATA frame, other consecutive records
-share a STATE frame. So the frames, read in order, give the same records in the same order.
+Owns: `encode_records` and `decode_frame`.
+Consecutive Produced records share a DATA frame, other consecutive records share a STATE frame. So the frames, read in
+order, give the same records in the same order.
 """
 
 import struct

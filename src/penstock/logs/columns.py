@@ -1,9 +1,10 @@
 """The body of a DATA frame: items as columns, in the buffer layout of Arrow (docs/format.md shows it).
 
 Owns: `encode` (records to a draft), `FrameColumns` (a frame to items, blocks and records) and `trim_frame` (a frame
-without the items that retention removes). Every buffer is aligned to 8 bytes, so a frame becomes an Arrow RecordBatch
-without copying. A column is stored only when some item has a value; a value that all items share is stored once (a
-constant). The header's column bits say which columns are present (low 16 bits) and which are constants (high 16 bits).
+without the items that retention removes).
+Every buffer is aligned to 8 bytes, so a frame becomes an Arrow RecordBatch without copying. A column is stored only
+when some item has a value; a value that all items share is stored once (a constant). The header's column bits say which
+columns are present (low 16 bits) and which are constants (high 16 bits).
 A trimmed frame holds the offsets from its first to its last kept item, with the old times; items between them that are
 not kept have empty values, so that offsets do not change. It has no parts: a later Base contains what they say.
 """

@@ -1,8 +1,9 @@
 """The threads that wait for disks, so that the turns of queues do not.
 
-Owns: `DiskThreads`. Every storage root has its own threads, so that a disk that hangs does not delay logs on other
-disks. Syncs, for which callers wait, have other threads than jobs (opening, closing, retention), of which hundreds may
-be waiting. Threads start when first needed.
+Owns: `DiskThreads`.
+Every storage root has its own threads, so that a disk that hangs does not delay logs on other disks. Syncs, for which
+callers wait, have other threads than jobs (opening, closing, retention), of which hundreds may be waiting. Threads
+start when first needed.
 """
 
 from collections.abc import Callable, Hashable, Sequence

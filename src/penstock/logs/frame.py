@@ -2,13 +2,15 @@
 
 Owns: the layout and the flags; `FrameEncoder` (drafts to bytes), `parse_header` and `unpack_body` (bytes to frames);
 `Compressor`; the frames that replace missing ones: SKIP for frames removed on purpose, GAP for frames that a repair
-found lost; and `dropped_gap`. Invariants
+found lost; and `dropped_gap`.
+Invariants
 - the header has its own checksum over magic, version and lengths; a length is used only when that checksum is right;
 - every later version keeps the positions of magic, version and header checksum, so that a newer format is not mistaken
   for damage;
-- a frame and its body start at multiples of 8, so that Arrow buffers in the body are aligned. Limit: a body has at most
-  1 GiB, compressed or not. A body is stored compressed only when that saves at least 5 %. Trying costs time, so a large
-  body is first tried on a sample, and after each failure twice as many bodies as before are stored without a try.
+- a frame and its body start at multiples of 8, so that Arrow buffers in the body are aligned.
+Limit: a body has at most 1 GiB, compressed or not.
+A body is stored compressed only when that saves at least 5 %. Trying costs time, so a large body is first tried on a
+sample, and after each failure twice as many bodies as before are stored without a try.
 """
 
 import struct

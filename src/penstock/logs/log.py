@@ -1,8 +1,8 @@
 """The interface of a partition's log, and of the frame, its unit of reading and writing.
 
 Owns: `Draft` (a frame to be written), `Frame` (a frame that was read), `Gap` (a part of the log that is lost),
-`SegmentFacts`, `LogRange`, `ReadableLog` (what every process may do with a log) and `Log` (what its owner may do). A
-log does not interpret frames: a frame has a type, a range of item offsets and a body of bytes.
+`SegmentFacts`, `LogRange`, `ReadableLog` (what every process may do with a log) and `Log` (what its owner may do).
+A log does not interpret frames: a frame has a type, a range of item offsets and a body of bytes.
 
 Invariants of every log
 - recovery gives all frames of one `append`, or none of them;

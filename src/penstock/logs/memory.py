@@ -1,10 +1,11 @@
 """A store in memory, for "memory://" brokers and tests.
 
-Owns: `MemoryStore`, `MemoryLog` and `MemoryInbox`, which implement log.py and store.py. A log keeps its frames in a
-list. A second MemoryLog with the same list reads what the first one wrote; that is how a log is reopened. Nothing
-outlives the process; `sync` only sets the position to which `reset` goes back. A Base begins a segment, as in files. A
-rewritten segment begins with one SKIP frame, which stands for all removed frames. The inbox may be used from several
-threads.
+Owns: `MemoryStore`, `MemoryLog` and `MemoryInbox`, which implement log.py and store.py.
+A log keeps its frames in a list. A second MemoryLog with the same list reads what the first one wrote; that is how a
+log is reopened. Nothing outlives the process; `sync` only sets the position to which `reset` goes back.
+A Base begins a segment, as in files. A rewritten segment begins with one SKIP frame, which stands for all removed
+frames.
+The inbox may be used from several threads.
 """
 
 import io

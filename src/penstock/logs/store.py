@@ -11,9 +11,9 @@ Through the inbox other processes hand something to the owner of the broker. It 
 - remote operations: requests to the owner, each as bytes under a name. A new one replaces a waiting one of the same
   name.
 - blobs: bytes under a name, kept until they are removed, or swept, or their queue is deleted. The answer to a remote
-  operation is the blob of the same name; the grants of consuming streams are blobs. An entry of the inbox is complete
-  or absent, and is durable when the call that wrote it returns. Every method raises StorageFailed when the storage
-  fails.
+  operation is the blob of the same name; the grants of consuming streams are blobs.
+An entry of the inbox is complete or absent, and is durable when the call that wrote it returns.
+Every method raises StorageFailed when the storage fails.
 """
 
 import os

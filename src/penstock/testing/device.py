@@ -1,7 +1,8 @@
 """The files and directories of a simulated disk: what a process reads from them, and what a power cut leaves of them.
 
 Owns: `SimulatedFile`, `SimulatedDirectory` and the changes to them; `Tree`, which finds, creates, renames and removes
-them by path, and raises OSError as a system does. Handles and faults are in disk.py. Invariants
+them by path, and raises OSError as a system does. Handles and faults are in disk.py.
+Invariants
 - `seen` is what reads give; `kept` is what survives a power cut; `pending` are the changes that are in `seen` only,
   oldest first;
 - a power cut changes nothing that was synced;

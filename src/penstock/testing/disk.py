@@ -1,10 +1,11 @@
 """A disk in memory whose failures tests choose and can repeat.
 
 Owns: `SimulatedFiles`, an implementation of `Files` (logs/files/filesystem.py); its faults; `Halt`, which ends a
-simulated process in the middle of a call. `kill` ends the process: everything it wrote stays. `crash` also cuts the
-power: changes that were not synced are kept, lost or torn. Limits: a rename stays inside its directory; only one
-process is simulated, but locks belong to handles, as in a system. `write` works only on an append handle and `pwrite`
-only on an update handle, because systems differ otherwise.
+simulated process in the middle of a call.
+`kill` ends the process: everything it wrote stays. `crash` also cuts the power: changes that were not synced are kept,
+lost or torn.
+Limits: a rename stays inside its directory; only one process is simulated, but locks belong to handles, as in a system.
+`write` works only on an append handle and `pwrite` only on an update handle, because systems differ otherwise.
 """
 
 import contextlib

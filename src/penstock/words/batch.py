@@ -1,8 +1,9 @@
 """Many items as one set of columns.
 
 Owns: `Batch`, in which items are written to a log and read from it, and `validate`, the only check of a caller's batch:
-code behind it checks nothing again. Every column except `payloads` is optional: it is None when no item has a value,
-and otherwise has one entry per item. Work is done per column, not per item, wherever possible.
+code behind it checks nothing again.
+Every column except `payloads` is optional: it is None when no item has a value, and otherwise has one entry per item.
+Work is done per column, not per item, wherever possible.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,9 @@
 """The clocks.
 
-Owns: `Moment` (one reading of both clocks), `Clock` and `SystemClock`. *Wall* time is the date; it jumps when somebody
-sets the machine's clock. *Elapsed* time grows only by the time that passed, and starts again at a reboot. `at` and
-timestamps use wall time; leases, delays and ttl use elapsed time. All times are whole microseconds.
+Owns: `Moment` (one reading of both clocks), `Clock` and `SystemClock`.
+*Wall* time is the date; it jumps when the machine's clock is set. *Elapsed* time grows only by the time that
+passed, and starts again at a reboot. `at` and timestamps use wall time; leases, delays and ttl use elapsed time.
+All times are whole microseconds.
 """
 
 import sys

@@ -2,9 +2,10 @@
 
 Owns: `FIELDS` (name, meaning, type, limits, column in a DATA frame, and surfaces of every field) and what is derived
 from it: the columns of a frame (`STORED`), the columns of a Batch (`COLUMNS`), the fields a producer may give (`GIVEN`)
-and the fields of a surface (`fields_on`). The Arrow types are chosen in tables/schemas.py and api/arrow.py, so that
-this module needs no pyarrow. A new field needs a line here, a column of `Batch`, a field of `NewItem` and `Item`, and
-the code that uses it; tests/words/test_fields.py fails for every module that lacks it.
+and the fields of a surface (`fields_on`).
+The Arrow types are chosen in tables/schemas.py and api/arrow.py, so that this module needs no pyarrow.
+A new field needs a line here, a column of `Batch`, a field of `NewItem` and `Item`, and the code that uses it;
+tests/words/test_fields.py fails for every module that lacks it.
 """
 
 from enum import Enum, Flag, auto

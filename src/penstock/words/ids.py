@@ -2,8 +2,9 @@
 
 Owns: the text of an item id ("3-17": partition and offset) and of a lease token; and foreign numbers, by which a
 partition stores the ids of items of other partitions. Callers treat both texts as opaque. `parse_…` accepts only what
-`format_…` writes. Limits: partitions 0 to LAST_PARTITION and offsets below FIRST_FOREIGN_NUMBER, so that both fit into
-one unsigned 64-bit number.
+`format_…` writes.
+Limits: partitions 0 to LAST_PARTITION and offsets below FIRST_FOREIGN_NUMBER, so that both fit into one unsigned 64-bit
+number.
 """
 
 import re

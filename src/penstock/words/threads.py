@@ -1,8 +1,9 @@
 """Threads and a thread pool that stay usable after a Ctrl-C in the thread that starts them.
 
-Owns: `InterruptSafeThread` and `InterruptSafePool`. `threading.Thread.start` and the executors of `concurrent.futures`
-take locks in Python code: a KeyboardInterrupt at the wrong moment leaves such a lock held for ever. Here every step
-that another thread waits for is one call of a C function, which an interrupt cannot split.
+Owns: `InterruptSafeThread` and `InterruptSafePool`.
+`threading.Thread.start` and the executors of `concurrent.futures` take locks in Python code: a KeyboardInterrupt at the
+wrong moment leaves such a lock held for ever. Here every step that another thread waits for is one call of a C
+function, which an interrupt cannot split.
 """
 
 import logging
