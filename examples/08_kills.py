@@ -17,7 +17,7 @@ from collections import Counter
 
 import penstock
 
-KILLS, CUSTOMERS = 5, 200
+KILLS, CUSTOMERS = 6, 200
 
 
 def work(directory: str) -> None:
@@ -39,9 +39,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-kills-") as directory:
         for _ in range(KILLS):
             child = subprocess.Popen([sys.executable, __file__, directory], stdout=subprocess.PIPE, text=True)
-            time.sleep(0.5 + random.random())
+            first = child.stdout.readline()  # its first order is acknowledged
+            time.sleep(random.random())
             child.send_signal(signal.SIGKILL)
-            for line in child.communicate()[0].splitlines(keepends=True):
+            for line in [first, *child.communicate()[0].splitlines(keepends=True)]:
                 verb, *ids = line.split() if line.endswith("\n") else [""]
                 produced.update(ids if verb == "produced" else [])
                 completed.update(ids if verb == "completed" else [])

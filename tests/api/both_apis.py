@@ -1,6 +1,6 @@
-"""The public API under test: one set of tests for the sync and the async one.
+"""Helpers that run one set of tests against the sync and the async API.
 
-Owns: `SyncAdapter`, which lets a test use an object of the async API as if it were a sync one, and `Place`, where brokers are opened.
+Owns: `SyncAdapter`, which lets a test use an object of the async API like one of the sync API, and `BrokerOpener`.
 """
 
 import asyncio
@@ -13,38 +13,38 @@ from penstock import Broker
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.testing import ManualClock
 
-BRIDGED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
+ADAPTED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
 WAIT = 20.0
-"""Seconds for something that certainly comes: only a broken test waits so long."""
+"""Seconds to wait for something that will happen. Only a failing test waits this long."""
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class SyncAdapter:
-    """An object of the async API whose verbs are waited for."""
+    """An object of the async API whose methods block."""
 
     def __init__(self, run: Run, target: Any) -> None:
         self._run = run
         self._target = target
 
     def __getattr__(self, name: str) -> Any:
-        return self._bridged(getattr(self._target, name))
+        return self._adapted(getattr(self._target, name))
 
-    def _bridged(self, found: Any) -> Any:
-        """Whatever comes out, usable without `await`."""
-        if isinstance(found, BRIDGED):
+    def _adapted(self, found: Any) -> Any:
+        """The result of an attribute or call, usable without `await`."""
+        if isinstance(found, ADAPTED):
             return SyncAdapter(self._run, found)
         if asyncio.iscoroutine(found):
-            return self._bridged(self._run(found))
+            return self._adapted(self._run(found))
         if callable(found) and hasattr(found, "__self__"):
-            return lambda *args, **named: self._bridged(
+            return lambda *args, **named: self._adapted(
                 found(*map(unadapted, args), **{name: unadapted(arg) for name, arg in named.items()})
             )
         return found
 
     def __iter__(self) -> Iterator[Any]:
         if isinstance(self._target, penstock.AsyncLeaseBatch):
-            return map(self._bridged, self._target)
+            return map(self._adapted, self._target)
         return self
 
     def __next__(self) -> Any:
@@ -55,13 +55,13 @@ class SyncAdapter:
 
     def __getitem__(self, index: Any) -> Any:
         found = self._target[index]
-        return [self._bridged(one) for one in found] if isinstance(index, slice) else self._bridged(found)
+        return [self._adapted(one) for one in found] if isinstance(index, slice) else self._adapted(found)
 
     def __len__(self) -> int:
         return len(self._target)
 
     def __enter__(self) -> Any:
-        return self._bridged(self._target.__aenter__())
+        return self._adapted(self._target.__aenter__())
 
     def __exit__(self, *error: Any) -> Any:
         return self._run(self._target.__aexit__(*error))
@@ -71,14 +71,14 @@ class SyncAdapter:
 
 
 def unadapted(given: Any) -> Any:
-    """What was bridged, as the async API knows it."""
+    """The object of the async API that an adapter wraps; other values unchanged."""
     if isinstance(given, SyncAdapter):
         return given._target
     return [unadapted(one) for one in given] if isinstance(given, list) else given
 
 
 class BrokerOpener:
-    """Where brokers are opened, one after the other: a directory or memory, through either API."""
+    """Opens brokers on one target, one after the other, with one of the two APIs."""
 
     def __init__(self, target: str, is_async: bool, stack: ExitStack) -> None:
         self.target = target
@@ -101,12 +101,12 @@ class BrokerOpener:
             broker.close()
 
     def open_with_manual_clock(self, **options: Any) -> Broker:
-        """A broker whose time stands still: `clock.advance` moves it. Nothing that waits can be used."""
+        """A broker with a manual clock, which only `clock.advance` moves. Calls that wait cannot be used."""
         return self.open(clock=self.clock, **options)
 
 
 def run_all_turns(broker: Broker) -> None:
-    """Run turns until nothing is to be done at once: for brokers opened with threaded=False."""
+    """Run turns until no queue has anything to do now. For brokers opened with threaded=False."""
     embedded = broker._home
     assert isinstance(embedded, EmbeddedBroker)
     loops = embedded.loops()

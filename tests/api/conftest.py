@@ -19,13 +19,13 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BrokerOpe
 
 @pytest.fixture
 def broker(opener: BrokerOpener) -> Broker:
-    """A broker whose time passes."""
+    """A broker in memory with the system clock."""
     opener.target = "memory://"
     return opener.open()
 
 
 @pytest.fixture
 def manual_clock_broker(opener: BrokerOpener) -> Broker:
-    """A broker whose time stands still until `place.clock` is advanced."""
+    """A broker in memory whose clock stands still until `opener.clock` is advanced."""
     opener.target = "memory://"
     return opener.open_with_manual_clock()

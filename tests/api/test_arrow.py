@@ -1,4 +1,4 @@
-"""Items as Arrow tables: the same items whichever way they are given, and every wrong table refused before anything is taken."""
+"""Conversion between items and Arrow tables: the same items in both forms, and wrong tables are refused as a whole."""
 
 import sys
 from array import array
@@ -35,7 +35,7 @@ def one(data: Any) -> Batch:
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[Any, list[NewItem]]:
-    """A table, and the items that it says."""
+    """A table, and the same items as a list."""
     payloads = draw(st.lists(st.binary(max_size=9), min_size=1, max_size=8))
     names, texts = st.none() | st.binary(max_size=5), st.none() | st.text(max_size=5)
     strategies = {
@@ -64,7 +64,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, list[NewItem]]:
 
 
 @given(tables())
-def test_a_table_says_the_same_as_a_list_of_items(case: tuple[Any, list[NewItem]]) -> None:
+def test_a_table_gives_the_same_batch_as_a_list_of_items(case: tuple[Any, list[NewItem]]) -> None:
     given, news = case
     assert one(given) == to_batch(news).drop_empty_columns()
 
@@ -95,7 +95,7 @@ def test_text_of_every_type(kind: Any) -> None:
     assert one(pa.table({"payload": given[:1]})) == to_batch(["é"])
 
 
-def test_text_has_the_encoding_that_is_said_or_is_text() -> None:
+def test_text_has_the_encoding_that_is_given_or_is_text() -> None:
     payload = pa.array(["{}", "x"])
     assert one(pa.table({"payload": payload, "encoding": ["json", None]})) == Batch([b"{}", b"x"], encodings=["json", "text"])
     assert one(pa.table({"payload": payload, "encoding": pa.nulls(2, pa.string())})).encodings == ["text", "text"]
@@ -216,19 +216,19 @@ HEADERS = "map<string, string>, map<string, binary>, or binary that is MessagePa
         ({"headers": pa.array([None, [("a", "x" * 65_536)]], pa.map_(pa.string(), pa.string()))}, "row 1: the headers has 65544 bytes; "),
     ],
 )
-def test_each_wrong_table_has_its_sentence(columns: dict[str, Any], says: str) -> None:
+def test_the_message_about_each_wrong_table(columns: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         from_arrow(table(**columns))  # at once, not when the first batch is taken
     assert str(caught.value).startswith(says)
     assert "; " in str(caught.value)
 
 
-def test_there_must_be_payloads() -> None:
+def test_a_table_without_payloads_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^there is no column 'payload'; give one of binary or string$"):
         from_arrow(pa.table({"key": ["a"]}))
 
 
-def test_a_column_must_be_there_once() -> None:
+def test_a_repeated_column_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"^there are several columns 'payload'; keep one$"):
         from_arrow(pa.Table.from_arrays([PAYLOAD, PAYLOAD], ["payload", "payload"]))
 
@@ -246,7 +246,7 @@ def test_a_stream_that_is_not_a_table_is_refused() -> None:
 
 @pytest.mark.parametrize(("kind", "edges"), [(pa.string(), [0, 1, 1]), (pa.binary(), [0, 255, 1])], ids=str)
 def test_a_table_that_is_damaged_in_itself_is_refused(kind: Any, edges: list[int]) -> None:
-    """Text that is not UTF-8, and a payload that lies outside of its buffer: an Arrow stream from elsewhere may hold both."""
+    """Text that is not UTF-8, and a payload outside of its buffer: a foreign Arrow stream may hold both."""
     damaged = pa.Array.from_buffers(kind, 2, [None, pa.py_buffer(array("i", edges)), pa.py_buffer(b"\xff")])
     with pytest.raises(InvalidRequest, match=r"^the items cannot be read as an Arrow table \("):
         from_arrow(pa.table({"payload": damaged}))
@@ -275,7 +275,7 @@ def test_the_schema() -> None:
 
 
 def rows(part: arrow.ItemBlock) -> list[dict[str, Any]]:
-    """What `to_arrow` must say, from the items one by one."""
+    """The rows that `items_to_arrow` must give, made from the items one by one."""
     return [
         {
             "id": item.id,
@@ -310,7 +310,7 @@ def test_items_are_the_same_in_arrow(parts: list[arrow.ItemBlock]) -> None:
 
 
 @given(tables())
-def test_what_was_taken_can_be_produced_again(case: tuple[Any, list[NewItem]]) -> None:
+def test_leased_items_can_be_produced_again(case: tuple[Any, list[NewItem]]) -> None:
     batch = to_batch(case[1]).drop_empty_columns()
     batch.dedups = None  # what a dedup id was called is not kept
     found = items_to_arrow([(3, 17, batch, 5, {})])
@@ -340,7 +340,7 @@ def test_more_than_a_record_batch_can_hold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("call", [item_schema.__wrapped__, lambda: from_arrow(table()), lambda: items_to_arrow([])])
-def test_without_pyarrow_it_says_what_to_install(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_error_says_what_to_install(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.compute", None)
     with pytest.raises(InvalidRequest, match=r"^pyarrow is not installed; run pip install 'penstock\[arrow\]'$"):

@@ -1,4 +1,4 @@
-"""Opening a broker, its queues, and what lasts from one opening to the next."""
+"""Opening a broker, creating queues, and what survives a restart."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,7 @@ from tests.api.both_apis import BrokerOpener
         (b"data", "the target is bytes; give the path of a directory, or 'memory://'"),
     ],
 )
-def test_what_cannot_be_opened_is_said(opener: BrokerOpener, target: Any, sentence: str) -> None:
+def test_a_wrong_target_is_refused_with_a_message(opener: BrokerOpener, target: Any, sentence: str) -> None:
     opener.target = target
     with pytest.raises(InvalidRequest) as caught:
         opener.open()
@@ -71,7 +71,7 @@ def test_partitions_are_spread_over_the_roots(opener: BrokerOpener, tmp_path: Pa
     assert opener.open(roots=places[1:]).queue("orders").stats().ready == 1
 
 
-def test_the_partitions_of_a_root_that_is_not_given_are_missed_and_not_begun_anew(opener: BrokerOpener, tmp_path: Path) -> None:
+def test_partitions_of_a_root_that_is_left_out_fail_and_are_not_created_empty(opener: BrokerOpener, tmp_path: Path) -> None:
     ids = (
         opener.open(roots=[tmp_path / "b"])
         .create_queue("orders", partitions=6)
@@ -94,7 +94,7 @@ def test_a_directory_has_one_owner(opener: BrokerOpener) -> None:
     opener.open()
 
 
-def test_a_closed_broker_says_so_everywhere(broker: Broker) -> None:
+def test_every_call_of_a_closed_broker_raises_broker_closed(broker: Broker) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"1", b"2"])
     batch, cursor = queue.lease(), queue.cursor("c")
@@ -126,7 +126,7 @@ def test_a_block_closes_its_broker(opener: BrokerOpener) -> None:
 # -- queues ------------------------------------------------------------------------------------------
 
 
-def test_options_are_told_as_they_were_given(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_info_returns_the_options_that_were_given(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     manual_clock_broker.create_queue("dead")
     given: dict[str, Any] = {
         "lease_timeout": 90.5,
@@ -172,7 +172,7 @@ def test_an_update_changes_what_is_named_and_nothing_else(broker: Broker) -> Non
     assert broker.queue("orders").info() == queue.info()
 
 
-def test_a_queue_that_exists_will_do_if_it_is_the_same(broker: Broker) -> None:
+def test_exist_ok_returns_a_queue_with_the_same_options(broker: Broker) -> None:
     first = broker.create_queue("orders", partitions=4, ttl=60)
     first.produce(b"1")
     with pytest.raises(QueueExists, match="there is a queue 'orders' already; use it, pass exist_ok=True"):
@@ -193,13 +193,13 @@ def test_queues_are_listed_by_name_in_pages(broker: Broker) -> None:
     assert [info.name for info in broker.queues("b.", after="b.2")] == ["b.3"]
 
 
-def test_a_queue_that_is_not_there_is_said_to_be_so(broker: Broker) -> None:
+def test_an_unknown_queue_is_not_found(broker: Broker) -> None:
     for call in (broker.queue, broker.delete_queue):
         with pytest.raises(QueueNotFound, match="there is no queue 'orders'; create it, or mend the name"):
             call("orders")
 
 
-def test_a_queue_created_anew_never_meets_its_past(broker: Broker) -> None:
+def test_a_queue_created_again_has_nothing_of_the_deleted_one(broker: Broker) -> None:
     old = broker.create_queue("orders")
     old.produce(b"1")
     lease = old.lease()[0]
@@ -218,7 +218,7 @@ def test_a_queue_created_anew_never_meets_its_past(broker: Broker) -> None:
     assert new.stats().leased == 1
 
 
-def test_a_broker_counts_what_its_queues_did(broker: Broker) -> None:
+def test_metrics_count_requests_and_items(broker: Broker) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"1", b"2"])
     queue.lease(2).complete()
@@ -255,7 +255,7 @@ WRONG: list[tuple[str, Callable[[Broker], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_and_nothing_is_changed(broker: Broker, call: Callable[[Broker], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused_and_nothing_is_changed(broker: Broker, call: Callable[[Broker], object], sentence: str) -> None:
     broker.create_queue("there")
     before = broker.queues()
     with pytest.raises(InvalidRequest) as caught:

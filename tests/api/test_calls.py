@@ -1,4 +1,4 @@
-"""What the API does besides waiting: requests and answers, without a broker."""
+"""The parts of the API that need no broker: arguments, answers, selections of leases, filters."""
 
 import copy
 import pickle
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
-from penstock.api import arguments as calls
+from penstock.api import arguments
 from penstock.api.items import to_batch
 from penstock.api.leases import LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease
 from penstock.api.options import queue_info, to_catalog
@@ -29,37 +29,37 @@ from penstock.words.origin import Origin, encode
 
 
 @pytest.mark.parametrize(("wait", "found"), [(0, 0), (30, 30 * SECOND), (30.0, 30 * SECOND), (0.5, SECOND // 2), (900, 15 * MINUTE)])
-def test_a_wait_is_told_in_seconds(wait: float, found: int) -> None:
-    assert calls.wait_timeout(wait) == found
-    assert calls.wait_timeout(timedelta(seconds=wait)) == found
+def test_a_wait_is_converted_to_microseconds(wait: float, found: int) -> None:
+    assert arguments.wait_timeout(wait) == found
+    assert arguments.wait_timeout(timedelta(seconds=wait)) == found
 
 
 @pytest.mark.parametrize("wait", [-0.1, 900.1, float("nan"), float("inf"), timedelta(days=1), 10**400, None, "5", False])
 def test_a_wait_out_of_bounds_is_refused(wait: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^wait is .*; give"):
-        calls.wait_timeout(wait, "wait")
+        arguments.wait_timeout(wait, "wait")
 
 
-def test_request_ids_are_bytes_of_their_own() -> None:
-    assert calls.request_bytes(None) is None
-    assert calls.request_bytes("kākā") == calls.request_bytes("kākā".encode())
-    assert calls.chunk_request(None, 0) is None
-    chunks = {calls.chunk_request(name, number) for name in (b"a", b"b") for number in range(5)}
+def test_request_ids_become_bytes_and_each_chunk_has_its_own() -> None:
+    assert arguments.request_bytes(None) is None
+    assert arguments.request_bytes("kākā") == arguments.request_bytes("kākā".encode())
+    assert arguments.chunk_request(None, 0) is None
+    chunks = {arguments.chunk_request(name, number) for name in (b"a", b"b") for number in range(5)}
     assert len(chunks) == 10 and chunks.isdisjoint({b"a", b"b"})
-    assert calls.chunk_request(b"a", 3) == calls.chunk_request(b"a", 3)
+    assert arguments.chunk_request(b"a", 3) == arguments.chunk_request(b"a", 3)
 
 
-def test_follow_ups_are_shared_out_by_queue() -> None:
-    shares = calls.follow_ups([NewItem(b"1", queue="a"), b"2", NewItem(b"3"), NewItem(b"4", queue="a", key="k")])
+def test_follow_ups_are_grouped_by_queue() -> None:
+    shares = arguments.follow_ups([NewItem(b"1", queue="a"), b"2", NewItem(b"3"), NewItem(b"4", queue="a", key="k")])
     assert {name: list(batch.payloads) for name, batch in shares.items()} == {"a": [b"1", b"4"], None: [b"2", b"3"]}
     assert shares["a"].keys == [None, b"k"]
 
 
 def test_a_follow_up_is_checked_like_any_item() -> None:
     with pytest.raises(InvalidRequest, match="a payload has 16777217 bytes"):
-        calls.follow_ups([b"x" * (16 * 1024 * 1024 + 1)])
+        arguments.follow_ups([b"x" * (16 * 1024 * 1024 + 1)])
     with pytest.raises(InvalidRequest, match="the queue of a follow-up is int; give a text"):
-        calls.follow_ups([NewItem(b"", queue=7)])  # type: ignore[arg-type]
+        arguments.follow_ups([NewItem(b"", queue=7)])  # type: ignore[arg-type]
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -81,7 +81,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(OPTIONS)
-def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
+def test_info_returns_the_options_that_were_given(options: dict[str, Any]) -> None:
     found = merged(Options(), to_catalog(options))
     info: QueueInfo = queue_info(reports.QueueDescription("orders", 7, 0, found, 1, [0], [], []))
     for name, value in options.items():
@@ -98,26 +98,26 @@ def test_options_are_told_as_they_were_given(options: dict[str, Any]) -> None:
     st.integers(0, 5_000) | st.integers(FIRST_FOREIGN_NUMBER - 3_000, FIRST_FOREIGN_NUMBER - 2_500),
     st.integers(0, 2_500),
 )
-def test_ids_of_neighbours_are_written_like_any_others(partition: int, base: int, count: int) -> None:
+def test_ids_of_a_range_equal_those_formatted_one_by_one(partition: int, base: int, count: int) -> None:
     placed = [StoredPart(partition, None, Stored(base, count))]
-    assert calls.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
+    assert arguments.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
 
 
 def test_ids_of_several_partitions_come_in_the_order_of_the_items() -> None:
     placed = [StoredPart(3, [1, 2], Stored(10, 2)), StoredPart(1, [0, 3], Stored(0, 0, [7, 5]))]
-    assert calls.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
+    assert arguments.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
 
 
-def test_the_first_error_tells_all_results_and_belongs_to_one_caller() -> None:
+def test_the_first_error_has_all_results_and_is_a_copy_for_each_caller() -> None:
     shared = Refused.of(StorageFailed("the disk is full; make room"))
     placed = [StoredPart(0, [2], Stored(5, 1)), StoredPart(1, [0, 1], None, shared)]
     with pytest.raises(StorageFailed, match="the disk is full; make room") as caught:
-        calls.stored_ids(placed, 3)
+        arguments.stored_ids(placed, 3)
     results: list[str | PenstockError] = vars(caught.value)["results"]
     assert [str(result) for result in results] == [shared.message, shared.message, "0-5"]
     assert all(isinstance(result, StorageFailed) and not vars(result) for result in results[:2])
     with pytest.raises(StorageFailed, match="the disk is full; make room") as alone:
-        calls.stored_id([StoredPart(1, None, None, shared)])
+        arguments.stored_id([StoredPart(1, None, None, shared)])
     assert alone.value is not caught.value
 
 
@@ -128,29 +128,29 @@ class UnsettledBatch(LeaseBatchBase[LeaseBase]):
     """A batch that cannot settle anything."""
 
     @staticmethod
-    def _lease(port: Any, grant: PartitionLease, items: Items, index: int) -> LeaseBase:
-        return LeaseBase(port, grant, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> LeaseBase:
+        return LeaseBase(home, partition_lease, items, index)
 
 
 def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
-    """A batch of one grant for each partition, with so many items."""
-    grants = []
+    """A batch with one lease for each partition, of `sizes` items."""
+    leases = []
     for partition, size in enumerate(sizes):
         granted = LeaseAnswer(partition + 100, 0, [0, size], {0: 2})
-        handed = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
-        grants.append(PartitionLease(incarnation, handed, wall=1_000_000))
-    return UnsettledBatch(None, grants)
+        result = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
+        leases.append(PartitionLease(incarnation, result, wall=1_000_000))
+    return UnsettledBatch(None, leases)
 
 
-def parts(*given: Any, verb: Any = "complete") -> list[SettlePart]:
-    return LeaseSelection(1, verb).add(list(given)).parts
+def parts(*given: Any, action: Any = "complete") -> list[SettlePart]:
+    return LeaseSelection(1, action).add(list(given)).parts
 
 
 def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
     assert parts(batch_of(1000, 2)) == [SettlePart(0, 100), SettlePart(1, 101)]
 
 
-def test_an_opened_batch_names_what_is_left() -> None:
+def test_a_partly_settled_batch_names_the_open_offsets() -> None:
     batch = batch_of(4, 1)
     LeaseSelection(1, "complete").add([batch[1], batch[4]]).apply_answers([Settled(1), Settled(1)])
     assert parts(batch) == [SettlePart(0, 100, [0, 2, 3])]
@@ -166,33 +166,33 @@ def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
 
 def test_extending_is_for_the_whole_lease() -> None:
     batch = batch_of(3, 2)
-    assert parts(batch[0], batch[1].token, verb="extend") == [SettlePart(0, 100)]
-    chosen = LeaseSelection(1, "extend").add(batch[0])
-    chosen.extended(5_000_000, 10 * SECOND, [Settled(3)])
+    assert parts(batch[0], batch[1].token, action="extend") == [SettlePart(0, 100)]
+    selection = LeaseSelection(1, "extend").add(batch[0])
+    selection.remember_extensions(5_000_000, 10 * SECOND, [Settled(3)])
     assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
     assert batch[3].deadline.timestamp() == 61.0
 
 
 def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
     stranger = batch_of(2, incarnation=2)
-    chosen = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
-    assert chosen.parts == [SettlePart(0, 100)]
+    selection = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
+    assert selection.parts == [SettlePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
-        chosen.apply_answers([Settled(1)])
+        selection.apply_answers([Settled(1)])
     assert vars(caught.value)["lost"] == ["0-0", "0-1"]
 
 
-def test_a_failure_is_told_and_leaves_its_items_open() -> None:
+def test_a_failed_part_raises_its_error_and_its_items_stay_open() -> None:
     batch = batch_of(2, 2, 1)
-    chosen = LeaseSelection(1, "retry").add(batch)
+    selection = LeaseSelection(1, "retry").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
-        chosen.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; mend it")), Refused.of(LeaseLost("gone; drop it"))])
+        selection.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; attach it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]
     assert [lease.state for lease in batch] == ["retried", "retried", "open", "open", "lost"]
-    assert parts(batch, verb="retry") == [SettlePart(1, 101)]
+    assert parts(batch, action="retry") == [SettlePart(1, 101)]
 
 
-def test_a_lease_tells_what_it_is() -> None:
+def test_the_attributes_and_the_repr_of_a_lease() -> None:
     batch = batch_of(2)
     assert [lease.attempts for lease in batch] == [2, 1]
     assert [item.attempts for item in batch.items] == [2, 1]

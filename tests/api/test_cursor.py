@@ -74,7 +74,7 @@ def test_reading_by_hand_commits_by_hand(queue: Queue) -> None:
     assert cursor.position == queue.cursor("end", start="newest").position
 
 
-def test_reading_and_going_through_can_be_mixed(queue: Queue) -> None:
+def test_read_and_iteration_can_be_mixed(queue: Queue) -> None:
     fill(queue, 6)
     cursor = queue.cursor("audit")
     items = [next(cursor), *cursor.read(2), next(cursor), *cursor.read()]
@@ -89,7 +89,7 @@ def test_history_can_be_read_as_arrow(queue: Queue) -> None:
     assert sorted(name for batch in batches for name in batch["id"].to_pylist()) == sorted(ids)
 
 
-def test_a_new_cursor_begins_where_it_is_told(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_a_new_cursor_begins_at_its_start_argument(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", partitions=2)
     fill(queue, 3)
     opener.clock.advance(5 * MINUTE)
@@ -149,7 +149,7 @@ def test_a_cursor_follows_a_resize(queue: Queue) -> None:
     assert numbers(list(cursor)) == list(range(10, 50))
 
 
-def test_a_closed_cursor_says_so(queue: Queue) -> None:
+def test_a_closed_cursor_refuses_to_read(queue: Queue) -> None:
     fill(queue, 1)
     with queue.cursor("audit") as cursor:
         assert repr(cursor) == "Cursor('audit', open, position={0: 0, 1: 0})"
@@ -161,7 +161,7 @@ def test_a_closed_cursor_says_so(queue: Queue) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
-    ("name", lambda q: q.cursor(""), "the cursor has no name; give it one"),
+    ("name", lambda q: q.cursor(""), "the cursor has no name; give one"),
     ("name type", lambda q: q.cursor(1), "a cursor's name is int; give a text"),  # type: ignore[arg-type]
     ("long name", lambda q: q.cursor("n" * 1025), "a cursor's name has 1025 bytes; give at most 1024"),
     ("start", lambda q: q.cursor("c", start="first"), "start is 'first'; give 'oldest', 'newest', a datetime or the id of an item"),
@@ -173,7 +173,7 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_and_no_cursor_is_made(queue: Queue, call: Callable[[Queue], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused_and_no_cursor_is_created(queue: Queue, call: Callable[[Queue], object], sentence: str) -> None:
     fill(queue, 3)
     queue.cursor("there")
     with pytest.raises(InvalidRequest) as caught:

@@ -1,4 +1,4 @@
-"""Damaged files as callers meet them: everything that is whole is given, and what is lost is said."""
+"""Damaged files, through the API: all undamaged items are returned, and the lost ones are reported."""
 
 import logging
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from tests.tables.published_queue import published_queue, rows
 
 FRAMES, IN_A_FRAME = 10, 40
 DAMAGED = range(3 * IN_A_FRAME, 4 * IN_A_FRAME)
-WHOLE = [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in DAMAGED]
+UNDAMAGED = [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in DAMAGED]
 
 
 @pytest.fixture
 def damaged(opener: BrokerOpener) -> Broker:
     """A queue of ten frames, the fourth of which is damaged, and an empty one."""
-    hurt(Path(opener.target))
+    create_damaged_log(Path(opener.target))
     opened: Broker = opener.open()
     return opened
 
 
-def hurt(path: Path) -> Path:
-    """The log that was damaged."""
+def create_damaged_log(path: Path) -> Path:
+    """Create a queue of ten frames, damage the fourth, and return the log file."""
     with penstock.open(path, compression=False) as broker:
         queue = broker.create_queue("q")
         broker.create_queue("other")
@@ -74,7 +74,7 @@ def listed(broker: Broker, size: int) -> list[int]:
 
 
 def leased(broker: Broker, size: int) -> list[int]:
-    """By one who takes an empty answer for the end."""
+    """Leased by a consumer that stops at the first empty batch."""
     queue, found = broker.queue("q"), list[int]()
     while len(batch := queue.lease(size)):
         found += [item.offset for item in batch.items]
@@ -99,13 +99,13 @@ WAYS: dict[str, Callable[[Broker], list[int]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_everything_that_is_whole_is_given(damaged: Broker, way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_all_undamaged_items_are_returned(damaged: Broker, way: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock")
-    assert WAYS[way](damaged) == WHOLE
+    assert WAYS[way](damaged) == UNDAMAGED
     stats = damaged.queue("q").stats()
     (part,) = stats.partitions
     assert part.lost == IN_A_FRAME
-    assert part.ready + part.completed == len(WHOLE)
+    assert part.ready + part.completed == len(UNDAMAGED)
     assert any(f"{IN_A_FRAME} items of partition 0 were lost to damage" in warning for warning in stats.warnings)
     assert [note.startswith("damage: a frame body does not match its checksum") for note in part.notes] == [True]
     assert len([record for record in caplog.records if "damage in partition 0" in record.getMessage()]) == 1
@@ -113,48 +113,48 @@ def test_everything_that_is_whole_is_given(damaged: Broker, way: str, caplog: py
     assert damaged.queue("q").history("0-125")[0].event == "lost"
 
 
-def test_a_redrive_takes_everything_that_is_whole(damaged: Broker) -> None:
-    assert len(damaged.redrive("q", to="other", preview=True).ids) == len(WHOLE)
-    assert damaged.redrive("q", to="other").items == len(WHOLE)
+def test_a_redrive_moves_all_undamaged_items(damaged: Broker) -> None:
+    assert len(damaged.redrive("q", to="other", preview=True).ids) == len(UNDAMAGED)
+    assert damaged.redrive("q", to="other").items == len(UNDAMAGED)
     given: list[bytes] = []
-    while len(given) < len(WHOLE):
+    while len(given) < len(UNDAMAGED):
         batch = damaged.queue("other").lease(100, wait=10)
         assert len(batch)
         given += [item.payload for item in batch.items]
         batch.complete()
-    assert sorted(given) == [payload(offset) for offset in WHOLE]
+    assert sorted(given) == [payload(offset) for offset in UNDAMAGED]
 
 
-def test_a_waiting_lease_goes_on_to_what_is_whole(damaged: Broker) -> None:
+def test_a_waiting_lease_gets_items_after_the_damage(damaged: Broker) -> None:
     damaged.queue("q").lease(DAMAGED.start).complete()
     batch = damaged.queue("q").lease(10, wait=10)
     assert [item.offset for item in batch.items] == list(range(DAMAGED.stop, DAMAGED.stop + 10))
 
 
-def test_a_lease_has_only_what_was_given(damaged: Broker) -> None:
+def test_a_lease_holds_only_the_items_that_were_returned(damaged: Broker) -> None:
     batch = damaged.queue("q").lease(1_000)
-    assert [item.offset for item in batch.items] == WHOLE
+    assert [item.offset for item in batch.items] == UNDAMAGED
     batch.complete()
-    assert damaged.queue("q").stats().completed == len(WHOLE)
+    assert damaged.queue("q").stats().completed == len(UNDAMAGED)
 
 
-def test_a_worker_handles_everything_that_is_whole(tmp_path: Path) -> None:
-    hurt(tmp_path)
+def test_a_worker_handles_all_undamaged_items(tmp_path: Path) -> None:
+    create_damaged_log(tmp_path)
     with penstock.open(tmp_path) as broker:
         handled: list[bytes] = []
 
         def done(item: Any) -> None:
             handled.append(item.payload)
-            if len(handled) == len(WHOLE):
+            if len(handled) == len(UNDAMAGED):
                 worker.stop()
 
         worker = penstock.Worker(broker.queue("q"), done, concurrency=1)
         worker.run()
-        assert sorted(handled) == [payload(offset) for offset in WHOLE]
+        assert sorted(handled) == [payload(offset) for offset in UNDAMAGED]
         assert broker.queue("q").stats().partitions[0].lost == IN_A_FRAME
 
 
-def test_a_read_that_fails_is_not_the_end(damaged: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_read_raises_and_is_not_taken_for_the_end(damaged: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     cursor = damaged.queue("q").cursor("audit")
     first = cursor.read(10)
     right = Partition.items
@@ -173,14 +173,14 @@ def test_a_read_that_fails_is_not_the_end(damaged: Broker, monkeypatch: pytest.M
 # -- tables --------------------------------------------------------------------------------------------
 
 
-def test_what_a_repair_has_marked_as_lost_is_no_error(tmp_path: Path) -> None:
-    log = hurt(tmp_path)
+def test_items_that_a_repair_marked_as_lost_are_no_error(tmp_path: Path) -> None:
+    log = create_damaged_log(tmp_path)
     with published_queue(tmp_path, "q") as seen:
         with pytest.raises(CorruptLog, match="items 0-120 to 0-159 cannot be read"):
             seen.items(["offset"])
         repair(seen.directory.files, str(log.parent), seen.info.incarnation, 0, lost_front=find_missing_front)
-        assert [row["offset"] for row in seen.items(["offset"])] == WHOLE
-        with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 went by retention or damage before they were read"):
+        assert [row["offset"] for row in seen.items(["offset"])] == UNDAMAGED
+        with pytest.raises(InvalidRequest, match="items 0-120 to 0-159 were lost to retention or damage before they were read"):
             rows(items(seen.log(0), [0, 200], ["offset"], exact=True))
 
 

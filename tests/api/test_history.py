@@ -1,4 +1,4 @@
-"""The history of an item, through the public API and while everything goes on."""
+"""The history of an item, through the public API, also while the owner works."""
 
 import threading
 from pathlib import Path
@@ -17,7 +17,7 @@ TURNS = 150
 
 
 @pytest.mark.parametrize("target", ["memory://", "files"])
-def test_an_item_tells_its_history(opener: BrokerOpener, target: str) -> None:
+def test_history_returns_all_events_of_an_item(opener: BrokerOpener, target: str) -> None:
     opener.target = opener.target if target == "files" else target
     queue = opener.open_with_manual_clock().create_queue("orders")
     name = queue.produce(b"x")
@@ -39,15 +39,15 @@ def test_an_item_tells_its_history(opener: BrokerOpener, target: str) -> None:
 
 
 def test_a_lease_that_needs_no_sync_is_in_the_history(opener: BrokerOpener) -> None:
-    """The owner publishes what it has before the log is read."""
+    """The owner publishes its records before the log is read."""
     queue = opener.open_with_manual_clock().create_queue("orders")
     name = queue.produce(b"x")
     queue.lease()
     assert [one.event for one in queue.history(name)] == ["produced", "leased"]
 
 
-def test_looking_goes_on_while_the_owner_works(tmp_path: Path) -> None:
-    """Segments are begun, thinned out and dropped under a reader that follows them, and under whole histories being read."""
+def test_history_and_cursors_read_while_the_owner_rotates_and_drops_segments(tmp_path: Path) -> None:
+    """Segments are created, thinned out and dropped while a cursor follows and whole histories are read."""
     with penstock.open(tmp_path, durability="os", segment_bytes=4_000) as broker:
         queue = broker.create_queue("orders", partitions=2, retention={"max_segments": 1})
         done = threading.Event()
@@ -79,7 +79,7 @@ def test_looking_goes_on_while_the_owner_works(tmp_path: Path) -> None:
 
 
 def toil(broker: Broker, done: threading.Event) -> None:
-    """Produce and work off, and keep house now and then."""
+    """Produce, lease and complete, and compact now and then."""
     queue = broker.queue("orders")
     try:
         for turn in range(TURNS):

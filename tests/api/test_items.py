@@ -1,4 +1,4 @@
-"""Items one by one: a list of them becomes a batch, and a batch becomes the items that were given."""
+"""Single items: a list of them becomes a batch, and the batch becomes the same items."""
 
 import pickle
 from datetime import UTC, datetime, timedelta
@@ -42,7 +42,7 @@ ORIGIN = Origin("orders", 7, "3-17", attempts=5, reason="spent")
 
 
 class Special(NewItem, frozen=True):
-    """Somebody's own kind of item."""
+    """A caller's own subclass of NewItem."""
 
     note: str = ""
 
@@ -56,7 +56,7 @@ def as_bytes(name: str | bytes | None) -> bytes | None:
 
 
 def check(item: Item, given: Any) -> None:
-    """The item is what was given."""
+    """Assert that the item equals what was given."""
     new = given if isinstance(given, NewItem) else NewItem(given)
     assert item.value == new.payload
     assert type(item.value) is type(new.payload)
@@ -109,7 +109,7 @@ def test_a_single_item_is_a_batch_of_one(new: NewItem) -> None:
 
 
 @pytest.mark.parametrize("items", [[b"a", b"b"], (b"a", b"b"), iter([b"a", b"b"]), {b"a": 1, b"b": 2}.keys()])
-def test_plain_bytes_are_a_plain_batch_of_its_own(items: Any) -> None:
+def test_plain_bytes_become_a_batch_without_other_columns(items: Any) -> None:
     batch = to_batch(items)
     assert batch == Batch([b"a", b"b"])
     assert batch.payloads is not items
@@ -127,20 +127,20 @@ def test_items_of_bytes_may_have_an_encoding_of_their_own() -> None:
     assert single_item_batch("a", encoding="csv") == Batch([b"a"], encodings=["csv"])
 
 
-def test_keys_have_their_ids() -> None:
+def test_a_batch_has_the_key_ids_of_its_keys() -> None:
     batch = to_batch([NewItem(b"a", key="customer-42"), NewItem(b"b"), NewItem(b"c", key=b"\xff")])
     assert batch.keys == [b"customer-42", None, b"\xff"]
     assert batch.key_ids == key_ids([b"customer-42", None, b"\xff"])
 
 
-def test_a_dedup_id_lives_where_its_item_is_routed() -> None:
+def test_a_dedup_id_is_routed_like_its_item() -> None:
     batch = to_batch([NewItem(b"a", key="k", dedup="d"), NewItem(b"b", dedup="d"), NewItem(b"c")])
     assert batch.dedups == [dedup_digest(b"k", b"d"), dedup_digest(None, b"d"), None]
     assert [dedup_slot(digest) for digest in batch.dedups if digest] == [slot(b"k"), slot(b"d")]
     assert to_batch([NewItem(b"b", dedup=b"d")]).dedups == [dedup_digest(None, b"d")]
 
 
-def test_an_item_of_a_type_of_their_own_is_an_item() -> None:
+def test_a_subclass_of_new_item_is_accepted() -> None:
     given = Special(b"a", key="k", note="x")
     assert to_batch([given, b"b"]) == to_batch([NewItem(b"a", key="k"), b"b"])
 
@@ -149,18 +149,18 @@ def test_follow_ups_may_name_a_queue() -> None:
     assert to_batch([NewItem(b"a", queue="next")], follow_ups=True) == Batch([b"a"])
 
 
-def test_something_endless_is_refused_as_too_large() -> None:
+def test_an_endless_iterable_is_refused_as_too_large() -> None:
     with pytest.raises(InvalidRequest, match=r"^the batch has 10001 items; give 1 to 10000$"):
         validate(to_batch(count()))
     assert len(to_batch([b""] * (MAX_BATCH_ITEMS + 5))) == MAX_BATCH_ITEMS + 5
 
 
-def test_nothing_is_an_empty_batch() -> None:
+def test_an_empty_list_is_an_empty_batch() -> None:
     assert to_batch([]) == Batch([])
 
 
 @pytest.mark.parametrize("items", [b"a", "a", {"a": 1}, bytearray(b"a"), memoryview(b"a"), NewItem(b"a"), Batch([b"a"]), None, 5])
-def test_one_thing_is_not_a_list(items: Any) -> None:
+def test_a_single_value_is_not_a_list_of_items(items: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         to_batch(items)
     assert str(caught.value) == f"the items are {type(items).__name__}; give a list of them"
@@ -190,7 +190,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "says"), WRONG)
-def test_each_wrong_item_has_its_sentence_and_is_named(options: dict[str, Any], says: str) -> None:
+def test_the_message_about_a_wrong_item_names_the_item(options: dict[str, Any], says: str) -> None:
     wrong = NewItem(**{"payload": b"x", **options})
     cases: list[tuple[list[Any], int]] = [([wrong], 0), ([NewItem(b"a", key="k", ttl=1), b"b", wrong, wrong], 2)]
     for items, index in cases:
@@ -200,7 +200,7 @@ def test_each_wrong_item_has_its_sentence_and_is_named(options: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("options", "says"), WRONG)
-def test_a_single_wrong_item_has_the_same_sentence(options: dict[str, Any], says: str) -> None:
+def test_a_wrong_single_item_has_the_same_message(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         single_item_batch(**{"payload": b"x", **options})
     assert str(caught.value).startswith(says)
@@ -218,12 +218,12 @@ def test_a_queue_is_only_for_follow_ups() -> None:
     assert str(caught.value) == f"item 1: {says}"
 
 
-def test_what_is_not_looked_at_here_is_left_to_validate() -> None:
+def test_validate_checks_the_type_of_a_kind() -> None:
     with pytest.raises(InvalidRequest, match=r"^a kind is int; give a text$"):
         validate(to_batch([NewItem(b"a", kind=5)]))  # type: ignore[arg-type]
 
 
-def test_a_new_item_shows_what_was_given() -> None:
+def test_the_repr_of_a_new_item() -> None:
     assert repr(NewItem(b"a")) == "NewItem(b'a')"
     assert repr(NewItem({"a": 1}, key="k", priority=0)) == "NewItem({'a': 1}, key='k', priority=0)"
     assert repr(NewItem(b"a" * 5_000)) == f"NewItem({b'a' * 60!r}… (5000 bytes))"
@@ -241,33 +241,33 @@ def test_a_new_item_cannot_be_changed() -> None:
 # -- on the way out ----------------------------------------------------------------------------------
 
 
-def test_an_item_without_anything() -> None:
+def test_an_item_without_optional_fields() -> None:
     item = alone(Batch([b"a"]))
     assert (item.id, item.partition, item.offset, item.payload, item.value, item.attempts) == ("3-17", 3, 17, b"a", b"a", 1)
     assert (item.key, item.key_bytes, item.kind, item.encoding, item.reference, item.at, item.ttl, item.origin) == (None,) * 8
     assert (item.headers, item.priority, item.produced_at) == ({}, 5, datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC))
 
 
-def test_numbers_of_0_mean_none() -> None:
+def test_at_and_ttl_of_0_are_none() -> None:
     item = alone(Batch([b"a"], ats=[0], ttls=[0], priorities=bytes([0])))
     assert (item.at, item.ttl, item.priority) == (None, None, 0)
 
 
-def test_each_item_reads_its_own_place() -> None:
+def test_each_item_reads_its_own_row() -> None:
     batch = Batch([b"a", b"b"], [b"k", None], [1, 0], kinds=[None, "x"], ttls=[0, 1_500_000], origins=[None, encode(ORIGIN)])
     first, second = items_of(3, 17, batch, 5, {})
     assert (first.payload, first.key, first.kind, first.ttl, first.origin) == (b"a", "k", None, None, None)
     assert (second.payload, second.key, second.kind, second.ttl, second.origin) == (b"b", None, "x", 1.5, ORIGIN)
 
 
-def test_attempts_are_those_that_are_known_or_the_usual() -> None:
+def test_attempts_are_those_given_or_the_usual_number() -> None:
     batch = Batch([b"a", b"b", b"c"])
     assert [item.attempts for item in items_of(0, 5, batch, 1, {6: 4, 9: 9})] == [1, 4, 1]
     assert [item.attempts for item in items_of(0, 5, batch, 1, {6: 4}, usual_attempts=0)] == [0, 4, 0]
     assert [item.attempts for item in items_of(0, 5, batch, 1, {}, usual_attempts=0)] == [0, 0, 0]
 
 
-def test_a_value_is_decoded_once_and_headers_are_the_callers_own() -> None:
+def test_a_value_is_decoded_once_and_headers_are_a_new_dict_each_time() -> None:
     item = alone(single_item_batch({"a": 1}, headers={"h": "x"}))
     assert item.value is item.value
     item.headers.clear()
@@ -287,7 +287,7 @@ def test_a_damaged_payload_can_still_be_taken_as_bytes() -> None:
     assert item.payload == b"{"
 
 
-def test_a_damaged_origin_says_so() -> None:
+def test_a_damaged_origin_is_an_error() -> None:
     with pytest.raises(CorruptLog, match=r"^the origin of an item cannot be understood"):
         _ = alone(Batch([b"a"], origins=[b"\xc1"])).origin
 
@@ -298,14 +298,14 @@ def test_a_key_that_is_not_text_can_be_given_again() -> None:
     assert single_item_batch(b"b", key=item.key).keys == [b"\xff\x00"]
 
 
-def test_items_are_told_apart_by_identity() -> None:
+def test_items_are_compared_by_identity() -> None:
     batch = Batch([b"a"])
     first, second = alone(batch), alone(batch)
     assert first != second
     assert len({first, second, first}) == 2
 
 
-def test_a_copied_item_takes_only_itself_along() -> None:
+def test_a_copied_item_holds_one_row_of_its_batch() -> None:
     batch = to_batch([NewItem("a" * 10_000, key="k"), NewItem({"b": 1}, key="m", priority=2), b"c" * 10_000])
     item = items_of(3, 17, batch, 5, {18: 4})[1]
     data = pickle.dumps(item)
@@ -315,7 +315,7 @@ def test_a_copied_item_takes_only_itself_along() -> None:
         assert getattr(copy, name) == getattr(item, name), name
 
 
-def test_an_item_shows_what_it_is() -> None:
+def test_the_repr_of_an_item() -> None:
     assert repr(alone(Batch([b"a"]))) == "Item('3-17', b'a', attempts=1)"
     item = alone(single_item_batch({"a": 1}, key="k", kind="x", reference="r"))
     assert repr(item) == """Item('3-17', b'{"a":1}', key='k', kind='x', encoding='json', reference='r', attempts=1)"""

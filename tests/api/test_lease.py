@@ -125,7 +125,7 @@ def test_a_retried_item_of_a_key_keeps_its_place(queue: Queue) -> None:
     assert payloads(queue.lease(3)) == [b"0"]
 
 
-def test_a_delayed_retry_comes_back_when_it_is_due(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_a_delayed_retry_is_leased_after_its_delay(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders")
     queue.produce(b"1")
     queue.lease()[0].retry(delay=timedelta(seconds=30), reason="busy")
@@ -135,7 +135,7 @@ def test_a_delayed_retry_comes_back_when_it_is_due(opener: BrokerOpener, manual_
     assert payloads(queue.lease()) == [b"1"]
 
 
-def test_attempts_are_given_back_when_they_shall_not_count(broker: Broker) -> None:
+def test_an_attempt_does_not_count_with_counted_false(broker: Broker) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     queue.produce(b"1")
     queue.lease()[0].retry(counted=False)
@@ -196,7 +196,7 @@ def test_an_expired_lease_is_refused_and_the_new_one_works(opener: BrokerOpener,
     new.complete()
 
 
-def test_the_last_attempt_is_left_alone_until_its_lease_ends(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_the_last_attempt_can_be_completed_until_its_lease_ends(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", lease_timeout=10, max_attempts=1)
     queue.produce(b"1")
     lease = queue.lease()[0]
@@ -223,7 +223,7 @@ def test_a_block_that_fails_retries_its_item(queue: Queue) -> None:
     assert (item.attempts, item.reason) == (1, "Broken: no network")
 
 
-def test_an_error_that_says_nothing_is_known_by_its_name(queue: Queue) -> None:
+def test_the_reason_of_an_error_without_a_message_is_its_class(queue: Queue) -> None:
     fill(queue, 1)
     with pytest.raises(Broken), queue.lease():
         raise Broken
@@ -237,7 +237,7 @@ def test_a_block_leaves_a_settled_item_alone(queue: Queue) -> None:
     assert queue.stats().buried == 1
 
 
-def test_a_block_says_that_its_lease_was_lost_only_if_the_work_was_done(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_a_block_raises_lease_lost_only_if_it_did_not_fail(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     fill(queue, 1)
     with pytest.raises(LeaseLost), queue.lease()[0]:
@@ -289,7 +289,7 @@ def test_a_whole_batch_is_retried_buried_extended(broker: Broker) -> None:
     assert queue.stats().buried == 10
 
 
-def test_a_stale_lease_in_a_batch_is_named_and_the_rest_is_done(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_an_ended_lease_in_a_batch_is_named_and_the_others_are_settled(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", lease_timeout=10)
     fill(queue, 3)
     stale = queue.lease()
@@ -316,7 +316,7 @@ def test_many_lost_leases_are_named_in_one_sentence(opener: BrokerOpener, manual
     assert vars(caught.value)["lost"] == ids
 
 
-def test_giving_one_of_a_key_back_returns_the_later_ones(queue: Queue) -> None:
+def test_retrying_an_item_returns_the_later_ones_of_its_key(queue: Queue) -> None:
     queue.produce_many([NewItem(b"%d" % n, key="k") for n in range(3)])
     batch = queue.lease(3, per_key=3)
     batch[0].complete()
@@ -365,7 +365,7 @@ WRONG: list[tuple[str, Callable[[Queue, Lease], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_and_nothing_is_done(queue: Queue, call: Callable[[Queue, Lease], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused_and_nothing_is_done(queue: Queue, call: Callable[[Queue, Lease], object], sentence: str) -> None:
     fill(queue, 2)
     lease = queue.lease()[0]
     with pytest.raises(InvalidRequest) as caught:

@@ -1,4 +1,4 @@
-"""What an operator does with a queue, and dead letters, follow-ups and redrives."""
+"""Administration of a queue; dead letters, follow-ups and redrives."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -65,7 +65,7 @@ def test_stats_count_everything(broker: Broker) -> None:
 # -- changing ----------------------------------------------------------------------------------------
 
 
-def test_a_pause_holds_one_side_or_both(queue: Queue) -> None:
+def test_a_pause_stops_leasing_or_producing_or_both(queue: Queue) -> None:
     fill(queue, 2)
     lease = queue.lease()[0]
     queue.pause(produce=False)
@@ -81,7 +81,7 @@ def test_a_pause_holds_one_side_or_both(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize(("state", "left"), [("ready", [2, 1]), ("scheduled", [3, 0]), ("buried", [2, 1]), ("all", [0, 0])])
-def test_clear_takes_what_it_is_told(manual_clock_broker: Broker, state: Any, left: list[int]) -> None:
+def test_clear_completes_the_items_of_the_given_state(manual_clock_broker: Broker, state: Any, left: list[int]) -> None:
     queue = manual_clock_broker.create_queue("orders", lease_timeout=60)
     fill(queue, 4)
     queue.produce(b"later", at=datetime(2027, 1, 1, tzinfo=UTC))
@@ -142,11 +142,11 @@ def test_a_parked_key_waits_until_it_is_released_or_redriven(broker: Broker) -> 
     queue.lease()[0].bury("bad")
     assert not queue.lease()
     assert [key.why for key in queue.held_keys()] == ["parked"]
-    queue.release("k")
+    assert queue.release("k") == 1
     assert [item.payload for item in queue.lease().items] == [b"1"]
 
 
-def test_compact_tells_what_it_freed(opener: BrokerOpener) -> None:
+def test_compact_returns_what_it_freed(opener: BrokerOpener) -> None:
     queue = opener.open(segment_bytes=4096).create_queue("orders", retention={"max_age": 0, "max_bytes": 1})
     for _ in range(10):
         queue.produce_many([b"x" * 1000] * 50)
@@ -194,7 +194,7 @@ def test_no_follow_up_is_produced_for_a_lost_lease(opener: BrokerOpener, manual_
     assert queue.stats().produced == 1
 
 
-def test_a_follow_up_for_a_queue_that_is_not_there_completes_nothing(queue: Queue) -> None:
+def test_a_follow_up_for_an_unknown_queue_completes_nothing(queue: Queue) -> None:
     queue.produce(b"order")
     lease = queue.lease()[0]
     with pytest.raises(QueueNotFound, match="there is no queue 'mails'"):
@@ -203,7 +203,7 @@ def test_a_follow_up_for_a_queue_that_is_not_there_completes_nothing(queue: Queu
     lease.complete()
 
 
-def test_an_item_given_up_arrives_in_the_dead_queue(broker: Broker) -> None:
+def test_a_buried_item_arrives_in_the_dead_queue(broker: Broker) -> None:
     dead = broker.create_queue("orders.dead")
     queue = broker.create_queue("orders", dead_queue=dead, max_attempts=2)
     item_id = queue.produce({"order": 1}, key="k", headers={"h": "1"}, kind="invoice")
@@ -220,7 +220,7 @@ def test_an_item_given_up_arrives_in_the_dead_queue(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("wait", ["ready", "leased"])
-def test_an_item_whose_time_is_over_arrives_in_the_dead_queue(wait: str) -> None:
+def test_an_item_beyond_its_ttl_arrives_in_the_dead_queue(wait: str) -> None:
     clock = ManualClock()
     with penstock.open("memory://", clock=clock, threaded=False) as broker:
         dead = broker.create_queue("orders.dead")
@@ -249,7 +249,7 @@ def test_a_dead_queue_in_use_cannot_be_deleted(broker: Broker) -> None:
 
 
 def dead_letters(broker: Broker, *items: NewItem) -> tuple[Queue, Queue]:
-    """A queue, and the dead queue in which its items lie."""
+    """A queue, and its dead queue with the items, all buried."""
     dead = broker.create_queue("orders.dead", partitions=2)
     queue = broker.create_queue("orders", dead_queue=dead)
     queue.produce_many(items)
@@ -272,7 +272,7 @@ def arrived(queue: Queue, count: int) -> list[bytes]:
     return sorted(found)
 
 
-def test_redrive_brings_dead_letters_back(broker: Broker) -> None:
+def test_redrive_moves_dead_letters_back_to_their_queue(broker: Broker) -> None:
     queue, dead = dead_letters(broker, *[NewItem(b"%d" % n) for n in range(5)])
     preview = broker.redrive("orders.dead", to="orders", preview=True)
     assert preview.items == 5 and dead.stats().ready == 5
@@ -298,7 +298,7 @@ WHERE: list[tuple[str, Any, list[bytes]]] = [
 
 
 @pytest.mark.parametrize(("where", "found"), [case[1:] for case in WHERE], ids=[case[0] for case in WHERE])
-def test_redrive_takes_what_is_meant(broker: Broker, where: Any, found: list[bytes]) -> None:
+def test_redrive_moves_the_items_that_match_where(broker: Broker, where: Any, found: list[bytes]) -> None:
     queue, dead = dead_letters(
         broker,
         NewItem(b"0", kind="invoice", headers={"h": "1"}, key="a"),
@@ -347,8 +347,8 @@ WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
     ("resume nothing", lambda _, q: q.resume(False, False), "there is nothing to resume; leave lease or produce True"),
     ("pause what", lambda _, q: q.pause(lease="x"), "lease is str; give True or False"),  # type: ignore[arg-type]
     ("pause where", lambda _, q: q.pause(partition=-1), "partition is -1; give a whole number from 0 to"),
-    ("seek", lambda _, q: q.seek(), "seek wants an id or a time, and one of them; give an id, or at="),
-    ("seek both", lambda _, q: q.seek("0-0", at=1.0), "seek wants an id or a time, and one of them; give an id, or at="),
+    ("seek", lambda _, q: q.seek(), "seek takes either an id or a time; give an id, or at="),
+    ("seek both", lambda _, q: q.seek("0-0", at=1.0), "seek takes either an id or a time; give an id, or at="),
     ("seek date", lambda _, q: q.seek(at=datetime(2026, 1, 1)), "at has no timezone; give one"),
     ("resize", lambda _, q: q.resize(1025), "partitions is 1025; give a whole number from 1 to 1024"),
     ("read-only", lambda _, q: q.set_read_only(5), "partition 5 takes no items; those that do are [0]"),
@@ -362,7 +362,7 @@ WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_and_nothing_is_changed(
+def test_wrong_arguments_are_refused_and_nothing_is_changed(
     broker: Broker, queue: Queue, call: Callable[[Broker, Queue], object], sentence: str
 ) -> None:
     fill(queue, 1)

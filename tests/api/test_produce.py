@@ -1,4 +1,4 @@
-"""Producing, as a user does it."""
+"""Producing through the public API."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ def queue(broker: Broker) -> Queue:
 
 
 def values(queue: Queue, count: int = 100) -> list[Any]:
-    """The items that are ready, taken out."""
+    """The values of the ready items, which are leased."""
     with queue.lease(count) as batch:
         return [item.value for item in batch.items]
 
@@ -29,7 +29,7 @@ def values(queue: Queue, count: int = 100) -> list[Any]:
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff\x00", "tūī", {"order": 1}, [1, 2.5, None], 7, True, b"x" * (16 * MIB)])
-def test_a_value_comes_back_as_it_was(queue: Queue, value: Any) -> None:
+def test_a_value_is_returned_as_it_was_produced(queue: Queue, value: Any) -> None:
     item_id = queue.produce(value)
     item = queue.lease()[0].item
     assert (item.id, item.value) == (item_id, value)
@@ -57,7 +57,7 @@ def test_priority_comes_first_and_order_is_kept_within_it(queue: Queue) -> None:
     assert [value["p"] for value in values(queue)] == [0, 5, 5, 9]
 
 
-def test_ttl_gives_an_item_up_that_waits_too_long(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_an_item_that_waits_beyond_its_ttl_is_buried(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders")
     queue.produce(b"short", ttl=10)
     queue.produce(b"long", ttl=20)
@@ -66,7 +66,7 @@ def test_ttl_gives_an_item_up_that_waits_too_long(opener: BrokerOpener, manual_c
     assert [(item.value, item.reason) for item in queue.items("buried")] == [(b"short", "expired")]
 
 
-def test_dedup_gives_the_first_id_again_until_its_window_is_over(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+def test_dedup_returns_the_first_id_until_its_window_has_passed(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=4)
     first = queue.produce(b"1", dedup="d")
     assert queue.produce(b"2", dedup="d") == first
@@ -104,7 +104,7 @@ def test_a_batch_may_mix_everything(broker: Broker) -> None:
     assert [found[one] for one in ids] == [b"bytes", "text", {"j": 1}, b"keyed", [1], b"again"]
 
 
-def test_no_items_are_no_request(queue: Queue) -> None:
+def test_producing_no_items_sends_no_request(queue: Queue) -> None:
     assert queue.produce_many([]) == []
     assert queue.stats().produced == 0
 
@@ -113,7 +113,7 @@ def test_items_may_come_from_a_generator(queue: Queue) -> None:
     assert len(queue.produce_many(b"%d" % n for n in range(3))) == 3
 
 
-def test_a_part_that_is_refused_is_told_with_all_results(broker: Broker) -> None:
+def test_a_refused_part_raises_an_error_with_all_results(broker: Broker) -> None:
     queue = broker.create_queue("orders", partitions=2)
     queue.pause(lease=False, partition=0)
     items = [NewItem(b"%d" % n, key=f"k{n}") for n in range(20)]
@@ -214,7 +214,7 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "sentence"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_is_wrong_is_said_and_nothing_is_stored(queue: Queue, call: Callable[[Queue], object], sentence: str) -> None:
+def test_wrong_arguments_are_refused_and_nothing_is_stored(queue: Queue, call: Callable[[Queue], object], sentence: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         call(queue)
     assert str(caught.value).startswith(sentence)

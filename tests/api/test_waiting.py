@@ -1,4 +1,4 @@
-"""Calls that wait: who is woken, by what, and what becomes of those who give up."""
+"""Calls that wait: what wakes them, and what happens when they are cancelled."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ def pool() -> Any:
 
 
 def wait_for(queue: Queue, consumers: int) -> None:
-    """Until so many consumers wait."""
+    """Wait until this many consumers wait."""
     while queue.stats().waiting_consumers < consumers:
         pass
 
@@ -82,7 +82,7 @@ def test_a_waiting_lease_is_woken(plain: Broker, pool: ThreadPoolExecutor, wake:
     assert len(waiting.result(WAIT)) == 1
 
 
-def test_those_who_wait_share_what_comes(plain: Broker, pool: ThreadPoolExecutor) -> None:
+def test_waiting_consumers_share_new_items(plain: Broker, pool: ThreadPoolExecutor) -> None:
     queue = plain.create_queue("orders")
     waiting = []
     for opener, want in enumerate((20, 6, 1)):
@@ -92,7 +92,7 @@ def test_those_who_wait_share_what_comes(plain: Broker, pool: ThreadPoolExecutor
     assert [len(one.result(WAIT)) for one in waiting] == [16, 6, 1]
 
 
-def test_an_expired_lease_wakes_who_waits(plain: Broker) -> None:
+def test_an_expired_lease_wakes_a_waiting_consumer(plain: Broker) -> None:
     queue = plain.create_queue("orders")
     queue.produce(b"1")
     queue.lease(lease_timeout=1)
@@ -109,7 +109,7 @@ def test_a_producer_waits_for_room(plain: Broker, pool: ThreadPoolExecutor) -> N
     assert waiting.result(WAIT) == "0-1"
 
 
-def test_closing_answers_everyone_who_waits(plain: Broker, pool: ThreadPoolExecutor) -> None:
+def test_closing_ends_all_waiting_calls(plain: Broker, pool: ThreadPoolExecutor) -> None:
     queue = plain.create_queue("orders")
     waiting = [pool.submit(queue.lease, wait=WAIT) for _ in range(4)]
     wait_for(queue, 4)
@@ -119,7 +119,7 @@ def test_closing_answers_everyone_who_waits(plain: Broker, pool: ThreadPoolExecu
             one.result(WAIT)
 
 
-def test_deleting_a_queue_answers_who_waits_for_it(plain: Broker, pool: ThreadPoolExecutor) -> None:
+def test_deleting_a_queue_ends_its_waiting_calls(plain: Broker, pool: ThreadPoolExecutor) -> None:
     queue = plain.create_queue("orders")
     waiting = pool.submit(queue.lease, wait=WAIT)
     wait_for(queue, 1)
@@ -181,11 +181,11 @@ def test_tasks_wait_without_blocking_each_other() -> None:
 
 
 def test_an_async_broker_needs_its_threads() -> None:
-    with pytest.raises(InvalidRequest, match="nobody would answer a task; leave it out"):
+    with pytest.raises(InvalidRequest, match="the async API needs the broker's threads; leave it out"):
         asyncio.run(penstock.aopen("memory://", threaded=False))
 
 
-def test_a_cancelled_task_gives_its_place_up() -> None:
+def test_a_cancelled_task_gets_no_items() -> None:
     async def main() -> None:
         async with await penstock.aopen("memory://") as broker:
             queue = await broker.create_queue("orders")
@@ -201,14 +201,14 @@ def test_a_cancelled_task_gives_its_place_up() -> None:
     asyncio.run(main())
 
 
-def test_what_was_leased_to_a_cancelled_task_goes_back() -> None:
+def test_items_leased_for_a_cancelled_task_return_to_the_queue() -> None:
     async def main() -> None:
         async with await penstock.aopen("memory://") as broker:
             queue = await broker.create_queue("orders")
             for _ in range(50):
                 await queue.produce(b"1")
                 task = asyncio.create_task(queue.lease())
-                await asyncio.sleep(0)  # its request is on the way, and may be answered before it is cancelled
+                await asyncio.sleep(0)  # the request is sent, and may be answered before the task is cancelled
                 task.cancel()
                 await asyncio.wait([task])
                 batch = task.result() if not task.cancelled() else await queue.lease(wait=WAIT)
@@ -218,7 +218,7 @@ def test_what_was_leased_to_a_cancelled_task_goes_back() -> None:
     asyncio.run(main())
 
 
-def test_a_timeout_around_a_wait_is_heard_at_once() -> None:
+def test_asyncio_timeout_ends_a_waiting_lease_at_once() -> None:
     async def main() -> None:
         async with await penstock.aopen("memory://") as broker:
             queue = await broker.create_queue("orders")
@@ -230,7 +230,7 @@ def test_a_timeout_around_a_wait_is_heard_at_once() -> None:
     asyncio.run(main())
 
 
-def test_closing_answers_every_task_that_waits() -> None:
+def test_closing_ends_the_calls_of_all_waiting_tasks() -> None:
     async def main() -> None:
         broker = await penstock.aopen("memory://")
         queue = await broker.create_queue("orders")
@@ -245,7 +245,7 @@ def test_closing_answers_every_task_that_waits() -> None:
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_an_event_loop_that_ends_leaves_nothing_leased(orderly: bool) -> None:
-    """Orderly, the task that waits is cancelled; else its loop is simply gone when the answer comes."""
+    """orderly: the waiting task is cancelled. Otherwise its event loop is closed before the answer comes."""
     loop = asyncio.new_event_loop()
     broker = loop.run_until_complete(penstock.aopen("memory://"))
     queue = loop.run_until_complete(broker.create_queue("orders"))
@@ -282,7 +282,7 @@ def test_an_async_cursor_follows() -> None:
     asyncio.run(main())
 
 
-def test_blocks_work_with_async_too() -> None:
+def test_with_blocks_of_the_async_api() -> None:
     async def main() -> None:
         async with await penstock.aopen("memory://") as broker:
             queue = await broker.create_queue("orders")

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 import penstock
 from penstock import Broker, NewItem
 from penstock.words.ids import parse_id
-from tests.tables.test_state import graveyard, letter, listed
+from tests.tables.test_state import broker_with_dead_letters, dead_letter, listed
 
 WHEN = datetime(2031, 2, 3, 4, 5, 6, 789_012, tzinfo=UTC)
 KINDS = ("invoice", "mail", None)
@@ -236,7 +236,7 @@ def test_several_storage_roots(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def buried_items(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Broker]]:
     path = tmp_path_factory.mktemp("dead") / "broker"
-    with graveyard(path) as broker:
+    with broker_with_dead_letters(path) as broker:
         broker.queue("orders").lease(1, consumer="busy")
         broker.queue("orders").produce(b"later", at=WHEN)
         yield path, broker
@@ -297,10 +297,10 @@ def test_dead_is_what_the_broker_lists(spark: SparkSession, buried_items: tuple[
     path, broker = buried_items
     waiting = listed(broker, "dead", "ready", "scheduled", "leased")
     cases = {
-        "plain": [letter(item, "plain") for item in listed(broker, "plain", "buried")],
-        "orders": [letter(item, "dead") for item in waiting if item.origin and item.origin.queue == "orders"],
-        "mails": [letter(item, "dead") for item in waiting if item.origin and item.origin.queue == "mails"],
-        "dead": [letter(item, "dead") for item in [*listed(broker, "dead", "buried"), *waiting]],
+        "plain": [dead_letter(item, "plain") for item in listed(broker, "plain", "buried")],
+        "orders": [dead_letter(item, "dead") for item in waiting if item.origin and item.origin.queue == "orders"],
+        "mails": [dead_letter(item, "dead") for item in waiting if item.origin and item.origin.queue == "mails"],
+        "dead": [dead_letter(item, "dead") for item in [*listed(broker, "dead", "buried"), *waiting]],
     }
     for name, wanted in cases.items():
         rows = read(spark, path, name, table="dead", includeHeaders=True).collect()

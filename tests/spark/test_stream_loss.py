@@ -74,7 +74,7 @@ def test_a_task_that_comes_late_says_so(broker_dir: str, queue: Queue) -> None:
     end = stream.reader.latestOffset(stream.at, stream.reader.getDefaultReadLimit())
     parts = stream.reader.partitions(stream.at, end)
     thin(queue)
-    with pytest.raises(InvalidRequest, match=r"does not tell sequences 1 to \d+ any more: retention took them"):
+    with pytest.raises(InvalidRequest, match=r"sequences 1 to \d+ of partition \d+ cannot be read: retention deleted them"):
         [*stream.reader.read(parts[0])]
 
 
@@ -103,7 +103,7 @@ def test_items_that_went_between_planning_and_reading_are_a_loss(broker_dir: str
     thin(queue)
     (strict, (part,)), (lax, (other,)) = planned
     with pytest.raises(
-        InvalidRequest, match=r"items 0-1 to 0-\d+ went by retention or damage before they were read; set failOnDataLoss=false"
+        InvalidRequest, match=r"items 0-1 to 0-\d+ were lost to retention or damage before they were read; set failOnDataLoss=false"
     ):
         [*strict.read(part)]
     left = sum(batch.num_rows for batch in lax.read(other))

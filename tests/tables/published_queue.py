@@ -1,6 +1,6 @@
-"""Tables of a queue, read as tasks read them.
+"""Reads the tables of a queue without owning its directory, as Spark tasks do.
 
-Owns: `PublishedQueue`, a queue's partitions as somebody sees them who does not own them, and `rows` of what it gives.
+Owns: `PublishedQueue`, and `rows`, which checks record batches and returns their rows.
 """
 
 import os
@@ -23,7 +23,7 @@ from penstock.words.clock import Clock
 
 
 def rows(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """The rows of batches, each of which must be sound and exactly of the first one's schema."""
+    """The rows of the batches. Each batch must be valid and have exactly the schema of the first."""
     found: list[dict[str, Any]] = []
     schema = None
     for batch in batches:
@@ -35,7 +35,7 @@ def rows(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 
 class PublishedQueue:
-    """One queue in a directory."""
+    """A queue in a directory, opened read-only."""
 
     def __init__(self, path: "str | os.PathLike[str]", queue: str) -> None:
         self.directory = FileStore.open(path, read_only=True)

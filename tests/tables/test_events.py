@@ -1,4 +1,4 @@
-"""Table events: every transition, the same as told one by one, in whichever stretches it is read."""
+"""The table of events: every transition, whatever range is read."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -52,7 +52,7 @@ def without_sequence(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def busy(directory_broker: DirectoryBroker) -> DirectoryBroker:
-    """A bit of everything happened, in three queues; transfers too."""
+    """A broker in which every kind of event happened, in three queues, transfers included."""
     run_sample_workload(directory_broker)
     orders = directory_broker.broker.queue("orders")
     directory_broker.clock.advance(40 * SECOND)
@@ -68,7 +68,7 @@ def busy(directory_broker: DirectoryBroker) -> DirectoryBroker:
     return directory_broker
 
 
-def test_they_are_what_is_told_one_by_one(busy: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_the_same_events_as_reading_them_one_by_one(busy: DirectoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
     for limit in (10_000, 3):
         monkeypatch.setattr(table, "ROWS", limit)
@@ -95,7 +95,7 @@ def test_they_are_what_is_told_one_by_one(busy: DirectoryBroker, monkeypatch: py
     assert met >= {"sought", "destination", "source", "lease", "consumer", "reason"}
 
 
-def test_a_queues_own_histories_tell_the_same(busy: DirectoryBroker) -> None:
+def test_the_table_has_the_same_events_as_the_histories_of_all_items(busy: DirectoryBroker) -> None:
     orders = busy.broker.queue("orders")
     with published_queue(busy.path, "orders") as seen:
         found = seen.events(["event", "id", "at", "attempt", "reason", "consumer"])
@@ -118,7 +118,7 @@ def long(tmp_path: Path) -> Iterator[tuple[Path, Broker]]:
         yield tmp_path, broker
 
 
-def test_any_stretch_can_be_read_by_itself(long: tuple[Path, Broker]) -> None:
+def test_any_range_of_sequences_can_be_read_alone(long: tuple[Path, Broker]) -> None:
     path, _ = long
     with published_queue(path, "q") as seen:
         whole = rows(events(seen.log(0), 0, ENDLESS, EVENTS.names))
@@ -130,7 +130,7 @@ def test_any_stretch_can_be_read_by_itself(long: tuple[Path, Broker]) -> None:
             assert [row for part in parts for row in part] == whole
 
 
-def test_times_choose(busy: DirectoryBroker) -> None:
+def test_since_and_until_choose_events_by_time(busy: DirectoryBroker) -> None:
     with published_queue(busy.path, "orders") as seen:
         whole = seen.events()
         times = sorted({row["at"] for row in whole})
@@ -140,7 +140,7 @@ def test_times_choose(busy: DirectoryBroker) -> None:
         assert [row for part in chosen for row in part] == [row for row in whole if times[1] <= row["at"] < times[-1]]
 
 
-def test_columns_are_given_as_asked(busy: DirectoryBroker) -> None:
+def test_only_the_columns_that_are_named_are_returned(busy: DirectoryBroker) -> None:
     with published_queue(busy.path, "orders") as seen:
         whole = seen.events()
         for name in EVENTS.names:
@@ -156,7 +156,7 @@ def test_what_retention_dropped_is_an_error_or_left_out(long: tuple[Path, Broker
     with published_queue(path, "q") as seen:
         first = seen.log(0)().segments()[0].first_sequence
         assert first > 1
-        gone = f"the log of partition 0 does not tell sequences 1 to {first - 1} any more: retention took them; start later, or set fail"
+        gone = f"sequences 1 to {first - 1} of partition 0 cannot be read: retention deleted them; start later, or set fail"
         with pytest.raises(InvalidRequest, match=gone):
             rows(events(seen.log(0), 1, ENDLESS, ["id"]))
         left = rows(events(seen.log(0), 1, ENDLESS, ["sequence"], strict=False))

@@ -1,4 +1,4 @@
-"""Table items: what was produced, from whichever frames it lies in, each item once."""
+"""The table of items: what was produced, from frames of every kind, each item once."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def small_steps(monkeypatch: pytest.MonkeyPatch, rows: int = 7, large: int = 5, few: int = 3) -> None:
-    """Limits so low that a few items meet them all."""
+    """Set the limits so low that a few items reach them all."""
     for name, value in (("ROWS", rows), ("LARGE_ROWS", large), ("FEW_ROWS", few), ("BATCH_BYTES", 60), ("LARGE_BYTES", 40)):
         monkeypatch.setattr(item_columns, name, value)
 
@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sensible(batch: Batch) -> Batch:
-    """With headers and origins that mean something, and times that can be told."""
+    """The batch with valid headers and origins, and times within Arrow's range."""
     count = len(batch)
     if batch.headers is not None:
         batch.headers = [None if h is None else values.encode_headers({"h": h, "text": "é"}) for h in batch.headers]
@@ -93,7 +93,7 @@ def expected(batch: Batch, partition: int, base: int, wall: int) -> Iterator[dic
 
 @settings(deadline=None)
 @given(st.lists(batches(max_size=12), min_size=1, max_size=6), st.data())
-def test_they_are_what_was_written(given: list[Batch], data: st.DataObject) -> None:
+def test_the_table_has_the_items_that_were_written(given: list[Batch], data: st.DataObject) -> None:
     store, base = MemoryStore(), 0
     wanted: list[dict[str, Any]] = []
     log = store.log(7, 3)
@@ -113,7 +113,7 @@ def test_they_are_what_was_written(given: list[Batch], data: st.DataObject) -> N
     assert rows(found) == [{name: wanted[offset][name] for name in columns} for offset in offsets(runs)]
 
 
-def test_small_frames_are_gathered_and_large_ones_are_not_copied(tmp_path: Path) -> None:
+def test_small_frames_are_combined_and_large_ones_are_not_copied(tmp_path: Path) -> None:
     with penstock.open(tmp_path, durability="os") as broker:
         queue = broker.create_queue("q")
         for n in range(300):
@@ -129,7 +129,7 @@ def test_small_frames_are_gathered_and_large_ones_are_not_copied(tmp_path: Path)
         assert found[2].to_pylist() == [{"id": "0-5300", "payload": b"after", "key": None}]
 
 
-def test_a_large_payload_goes_alone(small: None, tmp_path: Path) -> None:
+def test_a_large_payload_is_a_batch_of_its_own(small: None, tmp_path: Path) -> None:
     with penstock.open(tmp_path, durability="os") as broker:
         queue = broker.create_queue("q")
         for size in (1, 2, 50, 3, 30, 31, 4):
@@ -139,7 +139,7 @@ def test_a_large_payload_goes_alone(small: None, tmp_path: Path) -> None:
     assert sizes == [[1, 2], [50], [3, 30], [31, 4]]
 
 
-def test_everything_that_can_be_said_of_an_item(tmp_path: Path) -> None:
+def test_all_columns_of_an_item(tmp_path: Path) -> None:
     with penstock.open(tmp_path) as broker:
         queue = broker.create_queue("q", partitions=3)
         new = NewItem({"n": 1}, key="kunde-é", headers={"a": "1", "b": b"\xff"}, kind="invoice", reference="r", priority=2, at=WHEN, ttl=90)
@@ -188,7 +188,7 @@ def test_every_table_has_plain_types() -> None:
     st.integers(0, 65_534),
     st.lists(st.tuples(st.sampled_from([0, 990, 999, 9_998, 123_456, 10**14 - 5]), st.integers(1, 2_500)), min_size=1, max_size=12),
 )
-def test_ids_are_written_as_one_by_one(partition: int, starts: list[tuple[int, int]]) -> None:
+def test_ids_equal_those_formatted_one_by_one(partition: int, starts: list[tuple[int, int]]) -> None:
     runs = [edge for start, count in starts for edge in (start, start + count)]
     found = arrays.ids(partition, runs)
     found.validate(full=True)
@@ -206,7 +206,7 @@ def by_cursor(broker: Broker, queue: str) -> list[tuple[str, bytes]]:
     return sorted(found)
 
 
-def test_what_was_forwarded_is_read_at_its_first_place(directory_broker: DirectoryBroker) -> None:
+def test_a_forwarded_item_is_read_in_its_first_partition_only(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
     directory_broker.run_and_publish()
     orders = directory_broker.broker.queue("orders")
@@ -224,14 +224,14 @@ def test_strays_of_a_resize_are_read_once(directory_broker: DirectoryBroker) -> 
     directory_broker.clock.advance(120 * SECOND)
     directory_broker.run_and_publish()
     stats = queue.stats()
-    assert stats.produced > 30  # forwarded to their new homes
+    assert stats.produced > 30  # some were forwarded to their new partitions
     with published_queue(directory_broker.path, "q") as seen:
         assert sorted(row["id"] for row in seen.items()) == sorted(ids)
         assert len(seen.states()) == 30
 
 
-def test_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broker: DirectoryBroker) -> None:
-    """Their origin is another queue, and stays so."""
+def test_dead_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broker: DirectoryBroker) -> None:
+    """Their origin is another queue, and does not change."""
     dead = directory_broker.broker.create_queue("dead", partitions=1)
     orders = directory_broker.broker.create_queue("orders", dead_queue="dead")
     for n in range(20):
@@ -240,7 +240,7 @@ def test_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broke
     directory_broker.run_and_publish()
     dead.lease(20).complete()
     dead.resize(4)
-    assert dead.seek(at=0) == 20  # they become ready where their slots no longer live, and a lease finds that out
+    assert dead.seek(at=0) == 20  # ready in partitions that no longer have their slots; a lease forwards them
     dead.lease(20)
     directory_broker.run_and_publish()
     assert dead.stats().produced > 20
@@ -255,7 +255,7 @@ def test_letters_forwarded_inside_their_dead_queue_are_read_once(directory_broke
 
 @pytest.fixture
 def thinned(tmp_path: Path) -> Iterator[tuple[Path, Broker, dict[str, bytes]]]:
-    """A queue of many segments; retention has let go of what was completed, here and there. And what is left."""
+    """A queue of many segments in which retention has blanked completed items, and the payloads of the items left."""
     with penstock.open(tmp_path, segment_bytes=4_096, compression=False) as broker:
         queue = broker.create_queue("q", retention={"max_age": 0, "max_bytes": 1})
         for n in range(60):
@@ -270,7 +270,7 @@ def thinned(tmp_path: Path) -> Iterator[tuple[Path, Broker, dict[str, bytes]]]:
         yield tmp_path, broker, left
 
 
-def test_blanked_items_are_not_served_and_empty_ones_are(thinned: tuple[Path, Broker, dict[str, bytes]]) -> None:
+def test_blanked_items_are_not_returned_and_empty_ones_are(thinned: tuple[Path, Broker, dict[str, bytes]]) -> None:
     path, broker, left = thinned
     with published_queue(path, "q") as seen:
         assert any(facts.rewritten for facts in seen.log(0)().segments())
@@ -298,7 +298,7 @@ def test_dropped_segments_are_an_error_or_left_out(tmp_path: Path) -> None:
         assert [row["offset"] for row in rows(items(seen.log(0), [start, 600], ["offset"]))] == [*range(start, 600)]
 
 
-def test_blanks_that_come_while_it_reads_are_not_served(tmp_path: Path) -> None:
+def test_items_blanked_during_reading_are_not_returned(tmp_path: Path) -> None:
     with penstock.open(tmp_path, segment_bytes=4_096, compression=False) as broker:
         queue = broker.create_queue("q", retention={"max_age": 0, "max_bytes": 1})
         for n in range(60):
@@ -335,17 +335,17 @@ def test_damage_is_an_error_or_left_out(tmp_path: Path) -> None:
         assert [row["offset"] for row in rows(items(seen.log(0), [5, 10], ["offset"]))] == [5, 6, 7, 8, 9]
 
 
-def test_a_queue_that_goes_away_is_not_read_as_empty(directory_broker: DirectoryBroker) -> None:
+def test_reading_a_deleted_queue_is_an_error_and_not_an_empty_table(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("q")
     fill(queue, 10)
     seen = PublishedQueue(directory_broker.path, "q")
     queue.delete()
-    with pytest.raises(StorageFailed, match="items 0 to 9 are not in their log, which does not say that they went; the queue was deleted"):
+    with pytest.raises(StorageFailed, match="items 0 to 9 are missing in the log, and no record says why; the queue was deleted"):
         rows(items(seen.log(0), [0, 10], ["id"]))
     seen.directory.close()
 
 
-def test_offsets_that_were_never_given_are_not_there(directory_broker: DirectoryBroker) -> None:
+def test_offsets_beyond_the_last_item_are_an_error(directory_broker: DirectoryBroker) -> None:
     fill(directory_broker.broker.create_queue("q"), 10)
-    with published_queue(directory_broker.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are not in their log"):
+    with published_queue(directory_broker.path, "q") as seen, pytest.raises(StorageFailed, match="items 10 to 11 are missing in the log"):
         rows(items(seen.log(0), [5, 12], ["id"]))

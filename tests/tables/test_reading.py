@@ -1,4 +1,4 @@
-"""How tables read their logs: a little at a time, each frame once, and never past what went meanwhile."""
+"""How tables read their logs: a little at a time, each frame once, and with an error for what was deleted meanwhile."""
 
 import os
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ LAST = 1 << 60
 
 
 class ReadSizes:
-    """What was asked of a log, and how much it gave at once."""
+    """Records the reads of logs, and how much each returned."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
@@ -46,7 +46,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> ReadSizes:
 # -- items ---------------------------------------------------------------------------------------------
 
 
-def test_no_more_is_read_at_once_than_a_little(tmp_path: Path, watched: ReadSizes) -> None:
+def test_a_read_is_limited_to_about_a_mebibyte(tmp_path: Path, watched: ReadSizes) -> None:
     """Also where large items follow many small ones."""
     with penstock.open(tmp_path, durability="os", compression=False) as broker:
         queue = broker.create_queue("q")
@@ -73,7 +73,7 @@ def test_a_frame_is_read_once_for_all_runs_in_it(tmp_path: Path, watched: ReadSi
     assert len(watched.sizes) <= 3
 
 
-def test_what_is_not_resolved_here_and_there_is_read_once(tmp_path: Path, watched: ReadSizes) -> None:
+def test_scattered_unresolved_items_are_read_once(tmp_path: Path, watched: ReadSizes) -> None:
     with penstock.open(tmp_path, durability="os") as broker:
         queue = broker.create_queue("q")
         queue.produce_many([b"%d" % n for n in range(1_000)])
@@ -121,7 +121,7 @@ def test_rows_without_columns_are_counted(tmp_path: Path) -> None:
 
 
 def thin(broker: Broker) -> None:
-    """Let retention keep but every tenth item of all but the newest segments."""
+    """Let retention keep only every tenth item of all segments but the newest."""
     queue = broker.queue("q")
     for lease in queue.lease(300):
         if lease.offset % 10 and lease.offset < 250:
@@ -144,50 +144,50 @@ def rewritten(seen: PublishedQueue) -> bool:
     return any(facts.rewritten for facts in seen.log(0)().segments())
 
 
-def test_items_that_were_there_are_missed(seen: tuple[Broker, PublishedQueue]) -> None:
+def test_exact_reading_raises_for_items_that_retention_dropped(seen: tuple[Broker, PublishedQueue]) -> None:
     broker, log = seen[0], seen[1].log(0)
     assert len(rows(items(log, [0, 300], ["id"], exact=True))) == 300
     thin(broker)
     assert rewritten(seen[1])
     left = rows(items(log, [0, 300], ["offset"]))
     assert len(left) < 100 and rows(items(log, [0, 300], ["offset"], strict=False, exact=True)) == left
-    gone = r"items 0-1 to 0-\d+ went by retention or damage before they were read; set failOnDataLoss=false to go on without them"
+    gone = r"items 0-1 to 0-\d+ were lost to retention or damage before they were read; set failOnDataLoss=false to continue without them"
     with pytest.raises(InvalidRequest, match=gone):
         rows(items(log, [0, 300], ["offset"], exact=True))
     kept = [edge for row in left for edge in (row["offset"], row["offset"] + 1)]
     assert rows(items(log, kept, ["offset"], exact=True)) == left
 
 
-def test_blanks_that_were_items_are_missed(tmp_path: Path) -> None:
+def test_exact_reading_raises_for_items_that_retention_blanked(tmp_path: Path) -> None:
     with penstock.open(tmp_path, segment_bytes=4_096, compression=False) as broker:
         queue = broker.create_queue("q", retention={"max_age": 0, "max_bytes": 1})
         for _ in range(4):
             queue.produce_many([b"x" * 300] * 10)
         for lease in queue.lease(40):
-            if 0 < lease.offset < 9:  # the edges of a frame stay, so it stays as long as it was
+            if 0 < lease.offset < 9:  # its first and last item stay, so the frame keeps its range
                 lease.complete()
         queue.compact()
         with published_queue(tmp_path, "q") as seen:
             assert rewritten(seen)
-            with pytest.raises(InvalidRequest, match="items 0-1 to 0-8 went by retention"):
+            with pytest.raises(InvalidRequest, match="items 0-1 to 0-8 were lost to retention"):
                 rows(items(seen.log(0), [0, 40], ["offset"], exact=True))
 
 
-def test_events_of_a_thinned_segment_are_an_error_or_what_is_left(seen: tuple[Broker, PublishedQueue]) -> None:
+def test_events_of_a_thinned_segment_are_an_error_if_strict(seen: tuple[Broker, PublishedQueue]) -> None:
     broker, log = seen[0], seen[1].log(0)
     last = rows(events(log, 1, LAST, ["sequence"]))[-1]["sequence"]
     thin(broker)
     whole = next(facts.first_sequence for facts in log().segments() if not facts.rewritten)
     assert rewritten(seen[1]) and whole > 10
     for start, stop in ((1, last + 1), (0, 4), (5, 6), (whole - 1, LAST)):
-        with pytest.raises(InvalidRequest, match=rf"does not tell sequences {max(1, start)} to \d+ any more: retention took them"):
+        with pytest.raises(InvalidRequest, match=rf"sequences {max(1, start)} to \d+ of partition 0 cannot be read: retention deleted"):
             rows(events(log, start, stop, ["id"]))
     assert rows(events(log, whole, LAST, ["sequence"]))[0]["sequence"] >= whole
     assert {row["event"] for row in rows(events(log, 1, whole, ["event"], strict=False))} == {"produced"}
 
 
-def test_events_that_go_between_two_looks_are_missed(seen: tuple[Broker, PublishedQueue], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments that were whole when they were looked at are not when their frames are read: all of a range is told, or none."""
+def test_events_thinned_out_during_reading_are_an_error(seen: tuple[Broker, PublishedQueue], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are thinned out after they were checked and before their frames are read: all of a range or an error."""
     broker, log = seen[0], seen[1].log(0)
     wanted = rows(events(log, 1, LAST, ["event", "id", "sequence"]))
     last, facts = wanted[-1]["sequence"], log().segments()
@@ -206,7 +206,7 @@ def test_events_that_go_between_two_looks_are_missed(seen: tuple[Broker, Publish
     assert missed
 
 
-def test_events_of_segments_that_are_dropped_meanwhile_are_missed(
+def test_events_of_segments_dropped_during_reading_are_an_error(
     seen: tuple[Broker, PublishedQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, log = seen[0], seen[1].log(0)
@@ -217,5 +217,5 @@ def test_events_of_segments_that_are_dropped_meanwhile_are_missed(
     queue.compact()
     monkeypatch.setattr(PublishedLog, "segments", lambda log: facts)
     for start in (1, facts[1].first_sequence, facts[1].first_sequence + 3):
-        with pytest.raises(InvalidRequest, match=rf"does not tell sequences {start} to \d+ any more"):
+        with pytest.raises(InvalidRequest, match=rf"sequences {start} to \d+ of partition 0 cannot be read"):
             rows(events(log, start, start + 2, ["id"]))

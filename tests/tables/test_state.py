@@ -1,4 +1,4 @@
-"""Tables state and dead: what a broker's own lists say, row by row."""
+"""The tables of states and of dead letters: row by row as the broker lists the items."""
 
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def test_state_is_what_the_broker_lists(directory_broker: DirectoryBroker, monke
     assert met == {"ready", "scheduled", "leased", "buried"}
 
 
-def test_leases_end_when_they_say(directory_broker: DirectoryBroker) -> None:
+def test_lease_until_is_the_time_at_which_a_lease_ends(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("q", lease_timeout=30)
     fill(queue, 6)
     queue.lease(2, consumer="a")
@@ -90,7 +90,7 @@ def test_counting_does_not_read_the_items(directory_broker: DirectoryBroker, mon
     assert [row["id"] for row in found] == [f"0-{n}" for n in range(20, 50)] and {row["state"] for row in found} == {"ready"}
 
 
-def test_each_column_by_itself(directory_broker: DirectoryBroker) -> None:
+def test_each_column_of_state_can_be_read_alone(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
     directory_broker.run_and_publish()
     with published_queue(directory_broker.path, "orders") as seen:
@@ -102,8 +102,8 @@ def test_each_column_by_itself(directory_broker: DirectoryBroker) -> None:
 # -- dead ----------------------------------------------------------------------------------------------
 
 
-def graveyard(path: Path) -> Broker:
-    """Letters that lie where they were buried, that wait in a dead queue, that are worked on or failed there, and some of other queues."""
+def broker_with_dead_letters(path: Path) -> Broker:
+    """A broker with dead letters: buried in place, ready, leased and failed in a dead queue, and of several queues."""
     broker = penstock.open(path)
     dead = broker.create_queue("dead", partitions=2)
     orders = broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
@@ -117,7 +117,9 @@ def graveyard(path: Path) -> Broker:
     orders.lease(2, consumer="w").retry(reason="second")
     mails.lease(3).bury("no such mail")
     plain.lease(4).bury("in place")
-    wait_until(lambda: not any(queue.stats().transfers or queue.stats().buried for queue in (orders, mails)))  # they come by themselves
+    wait_until(
+        lambda: not any(queue.stats().transfers or queue.stats().buried for queue in (orders, mails))
+    )  # the transfers run in the background
     dead.produce(b"by hand")
     dead.lease(2)
     dead.lease(1).retry(reason="still bad")
@@ -125,8 +127,8 @@ def graveyard(path: Path) -> Broker:
     return broker
 
 
-def letter(item: Any, queue: str) -> dict[str, Any]:
-    """What the broker's own list tells, as `penstock dead list` shows it."""
+def dead_letter(item: Any, queue: str) -> dict[str, Any]:
+    """The row that the table must have for an item that the broker lists."""
     origin = item.origin if item.state != "buried" else None
     return {
         "id": origin.id if origin else item.id,
@@ -145,7 +147,7 @@ def letter(item: Any, queue: str) -> dict[str, Any]:
 
 def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
     waiting = ("ready", "scheduled", "leased")
-    with graveyard(tmp_path) as broker:
+    with broker_with_dead_letters(tmp_path) as broker:
         cases: list[tuple[str, dict[str, Any], list[Any]]] = [
             ("plain", {}, listed(broker, "plain", "buried")),
             ("orders", {}, []),
@@ -160,7 +162,7 @@ def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
         for queue, which, items in cases:
             with published_queue(tmp_path, queue) as seen:
                 found = seen.dead(**which)
-            wanted = [letter(item, queue) for item in items]
+            wanted = [dead_letter(item, queue) for item in items]
             assert [{name: row[name] for name in (wanted[0] if wanted else ())} for row in found] == wanted, (queue, which)
             for row, item in zip(found, items, strict=True):
                 origin = item.origin if item.state != "buried" else None
@@ -177,8 +179,8 @@ def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
         assert len(cases[3][2]) >= 10 and cases[4][2], "there is something to compare"
 
 
-def test_each_column_of_dead_by_itself(tmp_path: Path) -> None:
-    with graveyard(tmp_path), published_queue(tmp_path, "dead") as seen:
+def test_each_column_of_dead_can_be_read_alone(tmp_path: Path) -> None:
+    with broker_with_dead_letters(tmp_path), published_queue(tmp_path, "dead") as seen:
         whole = seen.dead(waiting=True)
         for name in DEAD.names:
             assert seen.dead([name], waiting=True) == [{name: row[name]} for row in whole]

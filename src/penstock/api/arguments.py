@@ -1,7 +1,7 @@
-"""Calls without the waiting: arguments become requests, answers become results.
+"""Checks of the arguments of API calls, and conversion of answers; the async and the sync API share them.
 
-Owns: the checks of what callers give, and what they get back. No I/O: the async API and the sync API share it. Whatever is wrong with a
-call is said here, before anything is sent.
+Owns: the checks, `ListedItem`, and the ids and errors that `produce` returns and raises. No I/O. A wrong argument
+raises `InvalidRequest` here, before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock import reports
-from penstock.api.items import Item, NewItem, NewItems, to_batch
+from penstock.api.items import Item, NewItem, to_batch
 from penstock.loop.requests import StoredPart
 from penstock.operations import TIMEOUT
 from penstock.rules.item_states import ItemState
@@ -29,7 +29,7 @@ E = TypeVar("E", bound=PenstockError)
 
 
 class NamedQueue(Protocol):
-    """A Queue, of either kind."""
+    """A Queue or an AsyncQueue."""
 
     @property
     def name(self) -> str: ...
@@ -37,7 +37,7 @@ class NamedQueue(Protocol):
 
 MAX_WAIT = 15 * MINUTE
 STATES = tuple(state.value for state in ItemState)
-_USUAL = TIMEOUT // SECOND
+_DEFAULT_TIMEOUT = TIMEOUT // SECOND
 CLEARABLE = ("ready", "scheduled", "leased", "buried")
 _ENDINGS = [f"{number:03d}" for number in range(1_000)]
 
@@ -46,7 +46,7 @@ _ENDINGS = [f"{number:03d}" for number in range(1_000)]
 
 
 def bounded_duration(given: Seconds, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
-    """A length of time between two others, as microseconds."""
+    """A duration in microseconds, checked to be within `low` and `high`."""
     try:
         found = values.duration(given, name)
     except InvalidRequest:
@@ -59,17 +59,17 @@ def bounded_duration(given: Seconds, name: str, low: int = 0, high: int = MAX_DE
 
 
 def wait_timeout(given: Seconds, name: str = "timeout") -> int:
-    """How long a call waits at most, as microseconds."""
-    return TIMEOUT if given == _USUAL else bounded_duration(given, name, 0, MAX_WAIT)
+    """How long a call may wait, in microseconds."""
+    return TIMEOUT if given == _DEFAULT_TIMEOUT else bounded_duration(given, name, 0, MAX_WAIT)
 
 
 def lease_duration(given: Seconds | None, name: str = "lease_timeout") -> int:
-    """How long a lease is held; 0 leaves it to the queue."""
+    """How long a lease lasts, in microseconds; 0 is the default of the queue."""
     return 0 if given is None else bounded_duration(given, name, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
 
 
 def request_bytes(request_id: RequestId | None) -> bytes | None:
-    """A request id as the bytes it is remembered by."""
+    """A request id as bytes, checked."""
     if request_id is None:
         return None
     name = values.encode_key(request_id, "request id")
@@ -79,7 +79,7 @@ def request_bytes(request_id: RequestId | None) -> bytes | None:
 
 
 def chunk_request(request: bytes | None, number: int) -> bytes | None:
-    """The request id of one of the chunks that a large request is sent in."""
+    """The request id of one chunk, of a call that is sent in several."""
     return None if request is None else digest(b"penstock.chunk", request, number.to_bytes(8, "big"))
 
 
@@ -103,12 +103,8 @@ def page_limit(limit: int) -> int:
     return check_range("limit", limit, 1, MAX_BATCH_ITEMS)
 
 
-def after_id(after: str | None) -> tuple[int, int] | None:
-    return None if after is None else parse_id(after)
-
-
 def states_of(given: str | Sequence[str] | None) -> list[Any]:
-    """The states that a list is to be of; none named is all of them."""
+    """The states to list items of, checked; an empty list is all states."""
     if given is not None and not isinstance(given, str) and not (isinstance(given, Sequence) and given):
         raise InvalidRequest(f"state is {given!r:.80}; use one or some of {', '.join(STATES)}, or leave it out")
     found = [] if given is None else [given] if isinstance(given, str) else list(given)
@@ -119,14 +115,14 @@ def states_of(given: str | Sequence[str] | None) -> list[Any]:
 
 
 def states_to_clear(state: str) -> list[Any]:
-    """The states that `clear` is to take."""
+    """The states that `clear` names, checked."""
     if state != "all" and state not in CLEARABLE:
         raise InvalidRequest(f"there is no state {state!r} to clear; use {', '.join(CLEARABLE)} or all")
-    return [one for one in CLEARABLE if state in (one, "all")]
+    return [clearable for clearable in CLEARABLE if state in (clearable, "all")]
 
 
 def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
-    """Which sides of a queue are paused or resumed; the other is left as it is."""
+    """The flags of a `PauseQueue` operation: True pauses, False resumes, None does not change."""
     if not check_flag("lease", lease) and not check_flag("produce", produce):
         verb = "pause" if paused else "resume"
         raise InvalidRequest(f"there is nothing to {verb}; leave lease or produce True")
@@ -134,16 +130,16 @@ def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, bool | 
 
 
 def seek_start(item_id: str | None, at: datetime | float | None) -> dict[int, int] | int:
-    """Where `seek` begins: an offset in a partition, or a time (wall microseconds)."""
+    """Where `seek` begins: {partition: offset}, or a time in wall microseconds."""
     if item_id is not None and at is None:
         return dict([parse_id(item_id)])
     if item_id is None and at is not None:
         return values.instant(at)
-    raise InvalidRequest("seek wants an id or a time, and one of them; give an id, or at=")
+    raise InvalidRequest("seek takes either an id or a time; give an id, or at=")
 
 
 def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
-    """Where a cursor begins: at an end, at a time (wall microseconds), or at an item."""
+    """Where a cursor begins: at an end, at a time in wall microseconds, or at an item (partition and offset)."""
     if not isinstance(start, str):
         return values.instant(start, "start")
     if start in ("oldest", "newest"):
@@ -157,7 +153,7 @@ def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | tuple[int,
 def cursor_name(name: str) -> str:
     check_name("cursor's name", name)
     if not name:
-        raise InvalidRequest("the cursor has no name; give it one, by which it is found again")
+        raise InvalidRequest("the cursor has no name; give one")
     return name
 
 
@@ -166,21 +162,15 @@ def key_id_of(key: str | bytes) -> int:
 
 
 def queue_name(given: "str | NamedQueue") -> str:
-    """The name of a queue that was given by its name or as a Queue."""
+    """The name of a queue that is given by name or as a Queue."""
     name = getattr(given, "name", given)
     if not isinstance(name, str):
         raise InvalidRequest(f"the queue is {type(given).__name__}; give its name, or a Queue")
     return name
 
 
-def batch_of(items: NewItems) -> Batch | None:
-    """The items, which are checked when they are put; None when there are none."""
-    batch = to_batch(items)
-    return batch if batch.payloads else None
-
-
 def follow_ups(items: Sequence[NewItem | Value]) -> dict[str | None, Batch]:
-    """What `complete(then=…)` produces, by queue; None is the queue of the item that is completed."""
+    """The follow-ups of `complete(then=…)` by queue name; None is the queue of the completed item."""
     if isinstance(items, NewItem | str | bytes | Mapping) or not isinstance(items, Sequence):
         raise InvalidRequest(f"then is {type(items).__name__}; give a list of NewItem")
     shares: dict[str | None, list[NewItem | Value]] = {}
@@ -195,37 +185,37 @@ def follow_ups(items: Sequence[NewItem | Value]) -> dict[str | None, Batch]:
 # -- answers -----------------------------------------------------------------------------------------
 
 
-def copy_error(error: E, **told: object) -> E:
-    """The error as one that belongs to this call alone, telling more: several callers may have been given the same one."""
+def copy_error(error: E, **attributes: object) -> E:
+    """A copy of the error with more attributes. The original may have been given to several callers."""
     copy = type(error)(*error.args)
     copy.__cause__ = error.__cause__
-    vars(copy).update(told)
+    vars(copy).update(attributes)
     return copy
 
 
-def stored_id(placed: Sequence[StoredPart]) -> str:
-    """The id of the one item that was produced."""
-    partition, _, stored, refused = placed[0]
+def stored_id(parts: Sequence[StoredPart]) -> str:
+    """The id of the only item of a produce; raises its error if it was refused."""
+    partition, _, stored, refused = parts[0]
     if stored is None:
         assert refused is not None
         raise refused.error()
     return format_id(partition, stored.base) if stored.ids is None else format_ids(partition, stored.ids)[0]
 
 
-def stored_ids(placed: Sequence[StoredPart], count: int) -> list[str]:
-    """The id of each item; when some were refused, the first error, with all `results` on it."""
-    if len(placed) == 1 and placed[0].indexes is None and placed[0].stored is not None:
-        return _ids(placed[0].partition, placed[0].stored.offsets)
+def stored_ids(parts: Sequence[StoredPart], count: int) -> list[str]:
+    """The ids of the items of a produce. If some were refused, raises the first error, with the attribute `results`."""
+    if len(parts) == 1 and parts[0].indexes is None and parts[0].stored is not None:
+        return _ids(parts[0].partition, parts[0].stored.offsets)
     results: list[str | PenstockError] = [""] * count
-    for partition, indexes, stored, refused in placed:
-        places = range(count) if indexes is None else indexes
+    for partition, chosen, stored, refused in parts:
+        indexes = range(count) if chosen is None else chosen
         if stored is not None:
-            for place, name in zip(places, _ids(partition, stored.offsets), strict=True):
-                results[place] = name
+            for index, item_id in zip(indexes, _ids(partition, stored.offsets), strict=True):
+                results[index] = item_id
         elif refused is not None:
             error = refused.error()
-            for place in places:
-                results[place] = error
+            for index in indexes:
+                results[index] = error
     first = next((result for result in results if isinstance(result, PenstockError)), None)
     if first is not None:
         raise copy_error(first, results=results)
@@ -233,7 +223,7 @@ def stored_ids(placed: Sequence[StoredPart], count: int) -> list[str]:
 
 
 def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
-    """As `format_ids`. Ids of neighbours differ in their last digits only, so those are written beforehand."""
+    """Like `format_ids`, but faster for a long range: the last three digits come from a table."""
     if not isinstance(numbers, range) or len(numbers) < 10 or numbers.stop >= 1 << 48:
         return format_ids(partition, numbers)
     found: list[str] = []
@@ -241,14 +231,14 @@ def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
     while at < stop:
         thousand, first = divmod(at, 1_000)
         last = min(1_000, first + stop - at)
-        begin = f"{partition}-{thousand}"
-        found += [begin + end for end in _ENDINGS[first:last]] if thousand else format_ids(partition, range(first, last))
+        prefix = f"{partition}-{thousand}"
+        found += [prefix + end for end in _ENDINGS[first:last]] if thousand else format_ids(partition, range(first, last))
         at += last - first
     return found
 
 
 class ListedItem(Item):
-    """An item on a list: what it is, the state it is in, and the reason of its last failure."""
+    """An item as `queue.items` returns it: an `Item` with its state and the reason of its last failure."""
 
     __slots__ = ("reason", "state")
 
@@ -257,11 +247,12 @@ class ListedItem(Item):
         self.state = found.state
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
         self.reason = found.reason
+        """Why it was buried or last retried; "" if it never failed."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)
-        place = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
-        return ListedItem, (reports.ListedItemData(*place),)
+        fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
+        return ListedItem, (reports.ListedItemData(*fields),)
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

@@ -1,9 +1,9 @@
-"""Items as Arrow tables, where volume is.
+"""Conversion between items and Arrow tables.
 
-Owns: `from_arrow` (a table → batches), `read_columns` (a table → checked columns, for logs/arrow_batch.py), `refusal` (types, before there is
-a table), `to_arrow` (items → a record batch) and `item_schema`, which record batches of items have.
-Needs pyarrow, which is an extra and so is imported only when it is used.
-A table is looked at as a whole before its first batch is given: what is wrong with it is said before anything is stored.
+Owns: `from_arrow` (table to batches), `read_columns` (table to checked columns), `expected_type` (a check of a type
+before there is a table), `items_to_arrow` (items to a record batch) and `item_schema`, the schema of such record
+batches. pyarrow is an optional dependency, so it is imported at the first use. A table is checked as a whole before its
+first batch is returned; nothing of a wrong table is stored.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ItemBlock: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
-"""Partition, offset of the first item, the items, when they were produced, the attempts of those that are not at the usual number."""
+"""Partition, first offset, items, time of production, and the attempts of items that have an unusual number."""
 
 MAX_ARROW_BYTES = 2 * GIB - 1
-"""What a column of Arrow's binary type can hold."""
+"""The most bytes that a column of Arrow's binary type can hold."""
 
 SHOWN_COLUMNS = 8
 COLUMNS = GIVEN
 """The columns that a table of items may have."""
-_NOTHING = {
+_MISSING = {
     field.name: column.missing_value for field, column in BATCH_COLUMNS if column.layout in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)
 }
-"""Of columns of numbers: what stands for none."""
+"""The number that means "no value", by column of numbers."""
 
 
 def _pyarrow() -> Any:
@@ -47,31 +47,31 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-# -- a table to be produced --------------------------------------------------------------------------
+# -- producing ---------------------------------------------------------------------------------------
 
 
 def from_arrow(data: "pa.Table | pa.RecordBatch") -> Iterator[Batch]:
-    """The rows as batches, none larger than a batch may be. Also takes what other libraries offer as an Arrow stream."""
+    """The rows as batches within the limits of a batch. Also takes objects with `__arrow_c_stream__`."""
     return _batches(read_columns(data))
 
 
 def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
-    """The columns of a table that say something, each in the one type that is worked with, every value within its limits."""
+    """The columns of a table that have values, each converted to one Arrow type, with all values checked."""
     given = _given(data)
     columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
     if "payload" not in columns:
         raise InvalidRequest(f"there is no column 'payload'; give one of {accepted_types('payload')}")
     if _is_text(given["payload"].type):
-        said = columns.get("encoding")
-        columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if said is None else said.fill_null(values.TEXT)
+        encodings = columns.get("encoding")
+        columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if encodings is None else encodings.fill_null(values.TEXT)
     return columns
 
 
 def expected_type(name: str, kind: "pa.DataType | None") -> str:
-    """What a column should be, when items cannot have one of that type (None: one that Arrow does not know); "" when they can."""
+    """The types that a column may have, if it cannot have type `kind`; "" if it can. None is a type not in Arrow."""
     pa = _pyarrow()
     if kind is not None and pa.types.is_null(kind) and name != "payload":
-        return ""  # it says nothing
+        return ""  # a column without values is ignored
     try:
         if kind is not None:
             _INPUTS[BY_NAME[name].type].read(pa.chunked_array([], kind))
@@ -82,14 +82,14 @@ def expected_type(name: str, kind: "pa.DataType | None") -> str:
 
 
 def unknown_columns_message(names: Sequence[str]) -> str:
-    """That items cannot have these columns, as the beginning of a sentence; it tells of a few."""
+    """The beginning of an error message about columns that items do not have. Names at most a few of them."""
     shown = ", ".join(f"{name!r:.100}" for name in names[:SHOWN_COLUMNS])
     more = f" and {len(names) - SHOWN_COLUMNS} more" if len(names) > SHOWN_COLUMNS else ""
     return f"the column {shown} is not known; drop it" if len(names) == 1 else f"the columns {shown}{more} are not known; drop them"
 
 
 def _given(data: Any) -> dict[str, Any]:
-    """The columns by name: known, without dictionaries, and sound. Data from elsewhere may point outside of its own memory."""
+    """The columns by name: only known ones, without dictionaries. Validates the table: foreign data may be corrupt."""
     pa = _pyarrow()
     if not isinstance(data, pa.Table | pa.RecordBatch) and not hasattr(data, "__arrow_c_stream__"):
         raise InvalidRequest(f"the items are {type(data).__name__}; give a pyarrow Table or RecordBatch")
@@ -109,7 +109,7 @@ def _given(data: Any) -> dict[str, Any]:
 
 
 def _read(name: str, column: Any, keys: Any) -> Any:
-    """A column in the one type that is worked with, every value within its limits; None if there is no value."""
+    """A column converted to one Arrow type, with all values checked; None if it has no values."""
     if name == "payload" and column.null_count:
         raise InvalidRequest(f"{_row(_first(column.is_null()), keys)}: the payload is null; give bytes or text")
     if name != "payload" and column.null_count == len(column):
@@ -135,7 +135,7 @@ def _check_limits(field: Field, column: Any, keys: Any) -> None:
 
 
 def _row(row: int, keys: Any) -> str:
-    """What a row is called: who has split a table, or had it made by a query, knows it by its key."""
+    """The name of a row in messages. It includes the key: row numbers mean little in a table that a query made."""
     key = None if keys is None else keys[row].as_py()
     if isinstance(key, bytes):
         key = key.decode(errors="backslashreplace")
@@ -143,13 +143,13 @@ def _row(row: int, keys: Any) -> str:
 
 
 def _first(rows: Any) -> int:
-    """The first row that is true, or -1."""
+    """The number of the first row that is true, or -1."""
     found: int = _pyarrow().compute.index(rows, True).as_py()
     return found
 
 
 class _WrongType(Exception):
-    """A column's type is none of those it may have."""
+    """The type of a column is not accepted."""
 
 
 def _read_bytes(column: Any) -> Any:
@@ -180,30 +180,30 @@ def _read_ttl(column: Any) -> Any:
 
 
 def _read_headers(column: Any) -> Any:
-    """As MessagePack, which every row is made into or checked to be."""
+    """Headers as MessagePack: a map is encoded, bytes are checked to be MessagePack."""
     pa = _pyarrow()
     kind = column.type
     if pa.types.is_map(kind) and _is_text(kind.key_type) and (_is_text(kind.item_type) or _is_bytes(kind.item_type)):
-        convert: Callable[[Any], bytes | None] = _packed
+        convert: Callable[[Any], bytes | None] = _encode_headers
     elif _is_bytes(kind):
-        convert = _checked
+        convert = _check_headers
     else:
         raise _WrongType
     found = convert_column(convert, column.to_pylist(), called="row {}".format)
     return pa.chunked_array([pa.array(found or [], pa.large_binary())])
 
 
-def _packed(headers: list[tuple[str, Any]]) -> bytes | None:
+def _encode_headers(headers: list[tuple[str, Any]]) -> bytes | None:
     return values.encode_headers(dict(headers))
 
 
-def _checked(headers: bytes) -> bytes:
+def _check_headers(headers: bytes) -> bytes:
     values.decode_headers(headers)
     return headers
 
 
 class _Input(NamedTuple):
-    """What a column of a type may be given as, how it is read, and the unit of its limits."""
+    """The Arrow types accepted for a field type, the function that converts them, and the unit of the limits."""
 
     types: str
     read: Callable[[Any], Any]
@@ -221,7 +221,7 @@ _INPUTS = {
 
 
 def accepted_types(name: str) -> str:
-    """The Arrow types that a column of items to be produced may have."""
+    """The Arrow types that a column may have in `produce_arrow`, as a text."""
     return _INPUTS[BY_NAME[name].type].types
 
 
@@ -236,7 +236,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _cast(column: Any, kind: Any, possible: bool = True) -> Any:
-    """Nanoseconds are cut off; anything else that would not fit is an error."""
+    """Cast a column. Nanoseconds are cut off; any other value that does not fit is an error."""
     if not possible:
         raise _WrongType
     return column.cast(options=_pyarrow().compute.CastOptions(kind, allow_time_truncate=True))
@@ -266,19 +266,19 @@ def _batch(columns: Mapping[str, Any], start: int, stop: int) -> Batch:
         found["key_id"] = key_ids(keys)
     if "dedup" in found:
         found["dedup"] = dedup_digests(keys, found["dedup"])
-    for name in found.keys() & _NOTHING:
-        found[name] = [_NOTHING[name] if value is None else value for value in found[name]]
+    for name in found.keys() & _MISSING:
+        found[name] = [_MISSING[name] if value is None else value for value in found[name]]
     if "priority" in found:
         found["priority"] = bytes(found["priority"])
     return Batch(*(found.get(field.name) for field, _ in BATCH_COLUMNS)).drop_empty_columns()  # type: ignore[arg-type]
 
 
-# -- items to be handled -----------------------------------------------------------------------------
+# -- consuming ---------------------------------------------------------------------------------------
 
 
 @cache
 def item_schema() -> "pa.Schema":
-    """The columns of items on the way out; every record batch has all of them."""
+    """The schema of `items_to_arrow`: leased items and items read by a cursor."""
     pa = _pyarrow()
     from penstock.tables.schemas import ARROW_TYPES
 
@@ -287,27 +287,27 @@ def item_schema() -> "pa.Schema":
     )
 
 
-def items_to_arrow(parts: Sequence[ItemBlock], usual_attempts: int = 1) -> "pa.RecordBatch":
-    """The items of all parts, in that order. Those that a part's `attempts` do not name are at `usual_attempts`."""
+def items_to_arrow(blocks: Sequence[ItemBlock], usual_attempts: int = 1) -> "pa.RecordBatch":
+    """The items of all blocks, in that order. Items whose attempts a block does not name have `usual_attempts`."""
     pa, schema = _pyarrow(), item_schema()
-    size = sum(batch.size_bytes for _, _, batch, _, _ in parts)
+    size = sum(batch.size_bytes for _, _, batch, _, _ in blocks)
     if size > MAX_ARROW_BYTES:
         raise InvalidRequest(f"the items have {size} payload bytes, which one record batch cannot hold; take fewer at a time")
-    found = [(len(part[2]), _columns_of(part, usual_attempts)) for part in parts]
-    return pa.RecordBatch.from_arrays([_joined(field, found) for field in schema], schema=schema)
+    counted = [(len(block[2]), _columns_of(block, usual_attempts)) for block in blocks]
+    return pa.RecordBatch.from_arrays([_joined(field, counted) for field in schema], schema=schema)
 
 
-def _joined(field: "pa.Field", parts: Sequence[tuple[int, Mapping[str, Any]]]) -> Any:
-    """One column of all parts, given as (count, columns)."""
+def _joined(field: "pa.Field", blocks: Sequence[tuple[int, Mapping[str, Any]]]) -> Any:
+    """One column of all blocks, which are given as (number of items, columns)."""
     pa = _pyarrow()
-    if all(columns[field.name] is None for _, columns in parts):
-        return pa.nulls(sum(count for count, _ in parts), field.type)
-    whole = chain.from_iterable(columns[field.name] or repeat(None, count) for count, columns in parts)
+    if all(columns[field.name] is None for _, columns in blocks):
+        return pa.nulls(sum(count for count, _ in blocks), field.type)
+    whole = chain.from_iterable(columns[field.name] or repeat(None, count) for count, columns in blocks)
     return pa.array(list(whole), field.type)
 
 
-def _columns_of(part: ItemBlock, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
-    partition, start, batch, produced_at, attempts = part
+def _columns_of(block: ItemBlock, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
+    partition, start, batch, produced_at, attempts = block
     count = len(batch)
     offsets = range(start, start + count)
     found: dict[str, Sequence[Any] | None] = {field.name: getattr(batch, column.name) for field, column in BATCH_COLUMNS}

@@ -1,7 +1,8 @@
-"""Homes as the two APIs use them: the sync one calls a `Home`, the async one an `AsyncHome`, whose calls wait in the event loop.
+"""A `Home` for the async API.
 
-Owns: `AsyncHome` and `open_async_home`; `Home` and `open_home` are passed on, so that one API can be made from the other. Nothing blocks
-the event loop: operations are answered by threads of the home. A task that is cancelled while it waits gives its place up.
+Owns: `AsyncHome` and `open_async_home`. `Home` and `open_home` are re-exported: scripts/unasync.py replaces the async
+names by them. Threads of the home answer operations, so the event loop is never blocked. Cancelling a task cancels the
+operation it waits for.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ __all__ = ["AsyncHome", "Home", "open_async_home", "open_home"]
 
 
 class AsyncHome:
-    """A home whose `call` is awaited."""
+    """A home whose `call` and `close` are coroutines."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -27,8 +28,8 @@ class AsyncHome:
 
         def done(answer: A | PenstockError) -> None:
             try:
-                loop.call_soon_threadsafe(_tell, answered, answer)
-            except RuntimeError:  # the event loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_set_answer, answered, answer)
+            except RuntimeError:  # the event loop is closed, so no task waits for the answer
                 cancel()
 
         cancel = self.home.submit(operation, done)
@@ -46,12 +47,12 @@ class AsyncHome:
 
 
 async def open_async_home(target: Any, *, threaded: bool, **options: Any) -> AsyncHome:
-    """As `open_home`."""
+    """Like `open_home`."""
     if not threaded:
-        raise InvalidRequest("threaded is False, so that nobody would answer a task; leave it out, or use penstock.open")
+        raise InvalidRequest("threaded is False, but the async API needs the broker's threads; leave it out, or use penstock.open")
     return AsyncHome(await asyncio.to_thread(open_home, target, **options))
 
 
-def _tell(answered: "asyncio.Future[A | PenstockError]", answer: A | PenstockError) -> None:
+def _set_answer(answered: "asyncio.Future[A | PenstockError]", answer: A | PenstockError) -> None:
     if not answered.done():
         answered.set_result(answer)

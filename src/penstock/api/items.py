@@ -1,7 +1,7 @@
-"""Items as callers see them, one by one: `NewItem` on the way in, `Item` on the way out.
+"""Single items: `NewItem` for producers, `Item` for consumers.
 
-Owns: the two types, and how a list of things becomes a Batch. Cost is paid per column: a list of plain bytes is looked at once, a column
-that no item has is not built, and an Item is a place in a batch from which everything is read when it is asked for.
+Owns: the two types, and the conversion of a list of items to a `Batch`. Work is done per column: a column that no item
+uses is not built. An `Item` refers to its batch, and reads or decodes a field when it is asked for.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _SHOWN = 60
 
 
-# -- on the way in -----------------------------------------------------------------------------------
+# -- producing ---------------------------------------------------------------------------------------
 
 
 class _Payload(msgspec.Struct, frozen=True):
@@ -35,25 +35,33 @@ class _Payload(msgspec.Struct, frozen=True):
 
 
 class NewItem(_Payload, frozen=True, kw_only=True):
-    """An item to be produced. Whatever is None is left to the queue."""
+    """An item to produce, for `queue.produce_many` and for follow-ups.
+
+        NewItem({"order": 1}, key="customer-42", priority=2)
+
+    The payload is what `queue.produce` takes as its value. All other fields may be left out.
+    """
 
     key: str | bytes | None = None
-    """Items of one key are handled in order, one at a time."""
+    """Items of the same key are handled one at a time, in the order in which they were produced."""
     headers: Headers | None = None
+    """A dict from str to str or bytes."""
     kind: str | None = None
+    """The type of the item, such as "invoice". Workers choose a handler by it."""
     encoding: str | None = None
-    """How the payload is to be read; derived from its type unless given."""
+    """How `item.value` decodes the payload. Default: derived from the type of the payload."""
     reference: str | None = None
+    """A text for the caller's own use."""
     priority: int | None = None
-    """0 (first) to 9."""
+    """0 (leased first) to 9 (last). Default: 5."""
     at: datetime | float | None = None
-    """Not before then: a datetime with a timezone, or seconds since 1970."""
+    """The item is not leased before this time: a datetime with a timezone, or seconds since 1970."""
     ttl: float | timedelta | None = None
-    """Given up when it has waited so long: seconds or a timedelta."""
+    """An item that still waits this long after it was produced is buried: seconds or a timedelta."""
     dedup: str | bytes | None = None
-    """A second item of the same key and dedup id is not added while the queue remembers the first."""
+    """A dedup id. The item is not added if one with the same key and dedup id is remembered by the queue."""
     queue: str | None = None
-    """Where a follow-up of `complete(then=…)` goes."""
+    """Only for follow-ups: the name of the queue that gets the item. Default: the queue of the completed item."""
 
     def __repr__(self) -> str:
         given = [f"{name}={getattr(self, name)!r}" for name in _OPTIONS if getattr(self, name) is not None]
@@ -63,12 +71,12 @@ class NewItem(_Payload, frozen=True, kw_only=True):
 NewItems: TypeAlias = Iterable[NewItem | Value]
 _OPTIONS = NewItem.__struct_fields__[1:]
 _NOT_ITEMS = (str, bytes, bytearray, memoryview, Mapping, msgspec.Struct)
-"""What can be gone through but is one thing, not many."""
+"""Iterable types that are one item, not a list of items."""
 _NOT_PAYLOADS = (NewItem, Batch)
 
 
 def to_batch(items: NewItems, *, follow_ups: bool = False) -> Batch:
-    """The items as columns. Only follow-ups may name a queue, which is then for the caller to look at."""
+    """The items as columns. Only follow-ups may name a queue; it is not part of the batch."""
     given = _listed(items)
     kinds = set(map(type, given))
     if kinds == {bytes}:
@@ -111,14 +119,14 @@ def single_item_batch(
 
 
 def _listed(items: NewItems) -> list[NewItem | Value]:
-    """A list of our own. Something endless is cut where `validate` will refuse it."""
+    """The items as a new list. An endless iterable is cut at a length that `validate` refuses."""
     if isinstance(items, _NOT_ITEMS) or not isinstance(items, Iterable):
         raise InvalidRequest(f"the items are {type(items).__name__}; give a list of them")
     return list(items if isinstance(items, Sized) else islice(items, MAX_BATCH_ITEMS + 1))
 
 
 def _exact(item: NewItem | Value) -> NewItem:
-    """The item, of no other type than NewItem: its columns are told apart by their places."""
+    """The item as a NewItem and no subclass of it: `_columns` relies on the order of the fields."""
     if type(item) is NewItem:
         return item
     if isinstance(item, NewItem):
@@ -158,7 +166,7 @@ def _payloads(given: Sequence[Any], encodings: Sequence[str | None]) -> tuple[li
 def convert_column(
     convert: Callable[[Any], T], column: Sequence[Any], missing: Any = None, called: Callable[[int], str] = "item {}".format
 ) -> list[T] | None:
-    """The column converted, or None if no item has it. An error says which item it is about, `called` by its index."""
+    """The column converted, or None if all values are None. Errors begin with the name of the item: `called(index)`."""
     if column.count(None) == len(column):
         return None
     found: list[T] = []
@@ -176,7 +184,7 @@ def _texts(column: Sequence[str | None]) -> list[str | None] | None:
 
 
 def dedup_digests(keys: Sequence[bytes | None] | None, names: Sequence[bytes | None] | None) -> list[bytes | None] | None:
-    """The column `dedups` of dedup ids given by name."""
+    """The column `dedups`: the digests of dedup ids and keys."""
     if names is None:
         return None
     pairs = zip(keys or repeat(None), names)  # noqa: B905 (repeat has no end)
@@ -188,7 +196,7 @@ def _encode_pair(pair: tuple[Value, str | None]) -> tuple[bytes, str | None]:
 
 
 def _encode(payload: Value, encoding: str | None) -> tuple[bytes, str | None]:
-    if isinstance(payload, _NOT_PAYLOADS):  # as Structs they would be stored as JSON, which nobody means
+    if isinstance(payload, _NOT_PAYLOADS):  # these could be stored as JSON, but that is certainly a mistake
         raise InvalidRequest(f"the payload is a {type(payload).__name__}; give what is in it, or give items to produce_many")
     return values.encode_as(payload, encoding)
 
@@ -215,11 +223,11 @@ def _refuse_queue(queue: str) -> None:
     raise InvalidRequest(f"the queue is {queue!r}, but only a follow-up in complete(then=…) may name one; produce it to that queue")
 
 
-# -- on the way out ----------------------------------------------------------------------------------
+# -- consuming ---------------------------------------------------------------------------------------
 
 
 class Item:
-    """An item as a consumer sees it: a place in a batch, from which everything is read when it is asked for."""
+    """An item of a queue, as leases, cursors and lists return it. It can be copied and pickled."""
 
     __slots__ = ("_batch", "_index", "_produced_at", "_value", "attempts", "offset", "partition")
 
@@ -229,22 +237,27 @@ class Item:
         self.partition = partition
         self.offset = offset
         self.attempts = attempts
-        """How often it was leased, this time included."""
+        """The number of attempts; of a leased item, including the current one."""
         self._batch = batch
         self._index = index
         self._produced_at = produced_at
 
     @property
     def id(self) -> str:
+        """The partition and the offset of the item, as in "3-17". It is unique in the queue."""
         return format_id(self.partition, self.offset)
 
     @property
     def payload(self) -> bytes:
+        """The payload as it is stored. See `value`."""
         return self._batch.payloads[self._index]
 
     @property
     def value(self) -> Any:
-        """The payload as its encoding says: decoded once, then the same object."""
+        """The payload decoded by its encoding: "text" gives a str, "json" an object, any other encoding the bytes.
+
+        It is the same object each time. Raises `InvalidRequest` if the payload does not fit its encoding.
+        """
         found = getattr(self, "_value", msgspec.UNSET)
         if found is msgspec.UNSET:
             found = self._value = values.decode(self.payload, self.encoding)
@@ -252,55 +265,61 @@ class Item:
 
     @property
     def key(self) -> str | None:
-        """The key as text; where it is not UTF-8, in a form that can be given as a key again."""
+        """The key as text. Bytes that are not UTF-8 are escaped such that the text can be given as a key again."""
         key = self.key_bytes
         return None if key is None else values.decode_key(key)
 
     @property
     def key_bytes(self) -> bytes | None:
+        """The key as it is stored."""
         return self._of(self._batch.keys)
 
     @property
     def headers(self) -> dict[str, str | bytes]:
-        """A dict of the caller's own."""
+        """The headers, as a new dict each time."""
         return values.decode_headers(self._of(self._batch.headers))
 
     @property
     def kind(self) -> str | None:
+        """The type of the item, as its producer named it."""
         return self._of(self._batch.kinds)
 
     @property
     def encoding(self) -> str | None:
+        """How the payload is encoded; None is plain bytes."""
         return self._of(self._batch.encodings)
 
     @property
     def reference(self) -> str | None:
+        """The producer's own text."""
         return self._of(self._batch.references)
 
     @property
     def priority(self) -> int:
+        """0 (leased first) to 9 (last)."""
         priorities = self._batch.priorities
         return DEFAULT_PRIORITY if priorities is None else priorities[self._index]
 
     @property
     def produced_at(self) -> datetime:
+        """When the item was added to this queue."""
         return values.timestamp(self._produced_at)
 
     @property
     def at(self) -> datetime | None:
-        """The time before which it was not to be handled, if one was given."""
+        """The time before which the item is not leased, if its producer gave one."""
         at = self._of(self._batch.ats)
         return values.timestamp(at) if at else None
 
     @property
     def ttl(self) -> float | None:
-        """Seconds, if it has a ttl of its own."""
+        """The ttl in seconds, if its producer gave one."""
         ttl = self._of(self._batch.ttls)
         return ttl / SECOND if ttl else None
 
     @property
     def origin(self) -> Origin | None:
-        """Where it came from, if it was transferred: a dead letter, or redriven."""
+        """The queue and id that the item had before, and why it was buried there; None if it was never moved."""
         data = self._of(self._batch.origins)
         return None if data is None else decode_origin(data)
 
@@ -308,7 +327,7 @@ class Item:
         return None if column is None else column[self._index]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        alone = self._batch.slice(self._index, self._index + 1)  # a copy takes along what is its own, not the whole batch
+        alone = self._batch.slice(self._index, self._index + 1)  # a copy holds one row, not the whole batch
         return Item, (self.partition, self.offset, alone, 0, self._produced_at, self.attempts)
 
     def __repr__(self) -> str:
@@ -320,7 +339,7 @@ class Item:
 def items_of(
     partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
 ) -> list[Item]:
-    """The items of a batch that lies at the offsets from `start` on; those that `attempts` does not name are at `usual_attempts`."""
+    """The items of a batch whose first offset is `start`. Offsets that `attempts` lacks have `usual_attempts`."""
     count = len(batch.payloads)
     if not attempts:
         return [Item(partition, start + index, batch, index, produced_at, usual_attempts) for index in range(count)]
@@ -329,7 +348,7 @@ def items_of(
 
 
 def _shown(payload: object) -> str:
-    """A payload as a repr shows it: its beginning, and how long it is if that is not all."""
+    """A payload as a repr shows it: its beginning, and if that is not all, its length."""
     if isinstance(payload, bytes | str) and len(payload) > _SHOWN:
         unit = "bytes" if isinstance(payload, bytes) else "characters"
         return f"{payload[:_SHOWN]!r}… ({len(payload)} {unit})"

@@ -1,9 +1,9 @@
-"""Leases as a consumer holds them, without the waiting.
+"""The parts of leases that need no I/O; the async and the sync API share them.
 
-Owns: `PartitionLease` (what one partition handed out under one lease), the halves of `Lease` and `LeaseBatch` that need no I/O, and `LeaseSelection`:
-from whatever a caller wants settled to the parts of a request, and from the answer to what is over and what was lost.
-A part remembers what became of its items through this object, so that a batch settles what is still open and nothing else. What the
-queue says counts: it knows whether a lease is held, and is asked every time.
+Owns: `PartitionLease` (the items that one partition leased in one call), `LeaseBase` and `LeaseBatchBase`, and
+`LeaseSelection`, which turns leases and tokens into a settle request, and its answer into outcomes and errors.
+A `PartitionLease` remembers the outcome of each item, so that a batch settles only the items that are still open.
+That memory only avoids needless requests: whether a lease is still held is always decided by the queue.
 """
 
 from abc import abstractmethod
@@ -32,65 +32,67 @@ _SHOWN = 5
 
 
 class PartitionLease:
-    """What one partition handed out under one lease."""
+    """The items that one partition leased in one call, and the outcome of each."""
 
-    __slots__ = ("_over", "_rest", "attempts", "deadline", "incarnation", "lease", "partition", "parts", "timeout")
+    __slots__ = ("_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease", "partition", "timeout")
 
-    def __init__(self, incarnation: int, handed: LeaseResult, wall: int) -> None:
+    def __init__(self, incarnation: int, result: LeaseResult, wall: int) -> None:
         self.incarnation = incarnation
-        self.partition = handed.partition
-        self.lease = handed.granted.lease
-        self.attempts = handed.granted.attempts
-        self.parts: list[Items] = handed.items
-        self.timeout = round(handed.seconds * SECOND)
+        self.partition = result.partition
+        self.lease = result.granted.lease
+        self.attempts = result.granted.attempts
+        self.blocks: list[Items] = result.items
+        self.timeout = round(result.seconds * SECOND)
         self.deadline = wall + self.timeout
         """Wall microseconds."""
-        self._over: dict[int, str] = {}
-        self._rest = OPEN  # what the others are
+        self._outcomes: dict[int, str] = {}
+        """The states of items that were settled one by one, by offset."""
+        self._rest_state = OPEN
+        """The state of all other items."""
 
     def __len__(self) -> int:
-        return sum(len(part.batch) for part in self.parts)
+        return sum(len(block.batch) for block in self.blocks)
 
     def offsets(self) -> Iterator[int]:
-        for part in self.parts:
-            yield from range(part.start, part.start + len(part.batch))
+        for block in self.blocks:
+            yield from range(block.start, block.start + len(block.batch))
 
     def state_of(self, offset: int) -> str:
-        return self._over.get(offset, self._rest)
+        return self._outcomes.get(offset, self._rest_state)
 
     @property
     def open_count(self) -> int:
-        return 0 if self._rest != OPEN else len(self) - len(self._over)
+        return 0 if self._rest_state != OPEN else len(self) - len(self._outcomes)
 
     def open_offsets(self) -> list[int]:
         return [offset for offset in self.offsets() if self.state_of(offset) == OPEN]
 
     def open_part(self) -> SettlePart | None:
-        """All that is open, as shortly as it can be said."""
-        if self._rest != OPEN:
+        """The open items as a part of a settle request; None if none is open."""
+        if self._rest_state != OPEN:
             return None
-        if not self._over:
+        if not self._outcomes:
             return SettlePart(self.partition, self.lease)
         left = self.open_offsets()
         return SettlePart(self.partition, self.lease, left) if left else None
 
     def remember_outcome(self, offsets: Sequence[int] | None, state: str) -> None:
-        """Remember what became of items; None is all that were open."""
+        """Set the state of some items, or with None of all open ones."""
         if offsets is None:
-            self._rest = state
+            self._rest_state = state
             return
-        self._over.update(dict.fromkeys(offsets, state))
+        self._outcomes.update(dict.fromkeys(offsets, state))
         if state == DONE["retry"] or state == DONE["bury"]:
-            self._over.update(dict.fromkeys(self._behind(set(offsets)), RETURNED))
+            self._outcomes.update(dict.fromkeys(self._later_of_keys(set(offsets)), RETURNED))
 
-    def _behind(self, given_back: set[int]) -> list[int]:
-        """Open items that went back with earlier ones of their key."""
+    def _later_of_keys(self, settled: set[int]) -> list[int]:
+        """Open items that come after a settled item of the same key. The queue returns them together with it."""
         keys: set[int] = set()
         found = []
-        for part in self.parts:
-            for index, key in enumerate(part.batch.key_ids or ()):
-                offset = part.start + index
-                if offset in given_back:
+        for block in self.blocks:
+            for index, key in enumerate(block.batch.key_ids or ()):
+                offset = block.start + index
+                if offset in settled:
                     keys.add(key)
                 elif key in keys and key != NO_KEY and self.state_of(offset) == OPEN:
                     found.append(offset)
@@ -100,17 +102,17 @@ class PartitionLease:
         self.deadline = wall + (timeout or self.timeout)
 
 
-# -- what a consumer sees ----------------------------------------------------------------------------
+# -- leases and batches ------------------------------------------------------------------------------
 
 
 class LeaseBase:
-    """One item, and the right to work on it."""
+    """The base of `Lease` and `AsyncLease`: everything but the settle calls."""
 
     __slots__ = ("_home", "_index", "_item", "_items", "_partition_lease")
 
-    def __init__(self, home: Any, grant: PartitionLease, items: Items, index: int) -> None:
+    def __init__(self, home: Any, partition_lease: PartitionLease, items: Items, index: int) -> None:
         self._home = home
-        self._partition_lease = grant
+        self._partition_lease = partition_lease
         self._items = items
         self._index = index
         self._item: Item | None = None
@@ -119,9 +121,11 @@ class LeaseBase:
     def item(self) -> Item:
         """The item to work on."""
         if self._item is None:
-            grant, index = self._partition_lease, self._index
+            partition_lease, index = self._partition_lease, self._index
             start, batch, produced_at = self._items
-            self._item = Item(grant.partition, start + index, batch, index, produced_at, grant.attempts.get(start + index, 1))
+            self._item = Item(
+                partition_lease.partition, start + index, batch, index, produced_at, partition_lease.attempts.get(start + index, 1)
+            )
         return self._item
 
     @property
@@ -135,23 +139,31 @@ class LeaseBase:
 
     @property
     def token(self) -> str:
-        """What proves the lease. It can be kept or passed on, and given to `queue.complete` and its like, even after a restart."""
-        grant = self._partition_lease
-        return format_token(Token(grant.incarnation, grant.partition, grant.lease, self.offset))
+        """A text that identifies the lease, for `queue.complete`, `retry`, `bury` and `extend`.
+
+        It can be stored or sent to another process, and remains valid after a restart of the broker.
+        """
+        partition_lease = self._partition_lease
+        return format_token(Token(partition_lease.incarnation, partition_lease.partition, partition_lease.lease, self.offset))
 
     @property
     def attempts(self) -> int:
-        """How often the item was leased, this time included."""
+        """The number of attempts of the item, including this one."""
         return self._partition_lease.attempts.get(self.offset, 1)
 
     @property
     def deadline(self) -> datetime:
-        """When the lease ends unless it is extended. Setting the machine's date neither shortens nor lengthens a lease."""
+        """When the lease ends unless it is extended. Leases are measured in elapsed time, so setting the machine's
+        clock does not change how long they last."""
         return values.timestamp(self._partition_lease.deadline)
 
     @property
     def state(self) -> str:
-        """As far as this object knows: "open", "completed", "retried", "buried", "returned" (with an earlier item of its key) or "lost"."""
+        """ "open", "completed", "retried", "buried", "returned" or "lost", as far as this object knows.
+
+        "returned": an earlier item of the same key was retried or buried, so this item returned to the queue with it.
+        "lost": the lease has ended. An expired lease is "open" until a call finds out.
+        """
         return self._partition_lease.state_of(self.offset)
 
     def __repr__(self) -> str:
@@ -159,52 +171,55 @@ class LeaseBase:
 
 
 class LeaseBatchBase(Sequence[L], Generic[L]):
-    """What one call leased: a sequence of leases."""
+    """The base of `LeaseBatch` and `AsyncLeaseBatch`: everything but the settle calls."""
 
-    def __init__(self, home: Any, grants: Sequence[PartitionLease]) -> None:
+    def __init__(self, home: Any, partition_leases: Sequence[PartitionLease]) -> None:
         self._home = home
-        self._grants = grants
+        self._partition_leases = partition_leases
         self._leases: list[L] | None = None
         self._items: list[Item] | None = None
 
     @staticmethod
     @abstractmethod
-    def _lease(home: Any, grant: PartitionLease, items: Items, index: int) -> L: ...
+    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> L: ...
 
     def _all(self) -> list[L]:
-        """Made when one is asked for: who settles a batch as a whole pays for none."""
+        """The leases, created at first use. A batch that is settled as a whole never creates them."""
         if self._leases is None:
             make, home = self._lease, self._home
             self._leases = [
-                make(home, grant, items, index) for grant in self._grants for items in grant.parts for index in range(len(items.batch))
+                make(home, lease, items, index)
+                for lease in self._partition_leases
+                for items in lease.blocks
+                for index in range(len(items.batch))
             ]
         return self._leases
 
     @property
     def items(self) -> list[Item]:
-        """The items alone, in the same order."""
+        """The items of the leases, in the same order."""
         if self._items is None:
             self._items = [
                 item
-                for grant in self._grants
-                for start, batch, produced_at in grant.parts
-                for item in items_of(grant.partition, start, batch, produced_at, grant.attempts)
+                for lease in self._partition_leases
+                for start, batch, produced_at in lease.blocks
+                for item in items_of(lease.partition, start, batch, produced_at, lease.attempts)
             ]
         return self._items
 
     @property
     def payloads(self) -> list[bytes]:
-        """The payloads alone, in order: the quickest way to the bytes of many items."""
-        return [payload for grant in self._grants for part in grant.parts for payload in part.batch.payloads]
+        """The payloads of the items, in the same order. Faster than `items` if only the bytes are needed."""
+        return [payload for lease in self._partition_leases for block in lease.blocks for payload in block.batch.payloads]
 
     def to_arrow(self) -> "pa.RecordBatch":
         """The items as an Arrow record batch, in the same order. Needs penstock[arrow]."""
         from penstock.api.arrow import items_to_arrow
 
-        return items_to_arrow([(grant.partition, *part, grant.attempts) for grant in self._grants for part in grant.parts])
+        return items_to_arrow([(lease.partition, *block, lease.attempts) for lease in self._partition_leases for block in lease.blocks])
 
     def __len__(self) -> int:
-        return sum(map(len, self._grants))
+        return sum(map(len, self._partition_leases))
 
     @overload
     def __getitem__(self, index: int) -> L: ...
@@ -217,138 +232,140 @@ class LeaseBatchBase(Sequence[L], Generic[L]):
         return iter(self._all())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} leases, {sum(grant.open_count for grant in self._grants)} open)"
+        return f"{type(self).__name__}({len(self)} leases, {sum(lease.open_count for lease in self._partition_leases)} open)"
 
 
 LeasesOrTokens: TypeAlias = "str | LeaseBase | Iterable[str | LeaseBase | Iterable[str | LeaseBase]]"
-"""A lease, its token, a LeaseBatch, or several of those."""
+"""A lease, its token, a LeaseBatch, or an iterable of those."""
 
 
 # -- settling ----------------------------------------------------------------------------------------
 
 
 class LeaseSelection:
-    """Items that a caller wants settled together, by the lease that holds them."""
+    """The items of one settle call, grouped by partition and lease."""
 
-    def __init__(self, incarnation: int, verb: SettleAction) -> None:
+    def __init__(self, incarnation: int, action: SettleAction) -> None:
         self.incarnation = incarnation
-        self.verb: SettleAction = verb
+        self.action: SettleAction = action
         self._lost: list[str] = []
+        """Ids of items whose leases have ended."""
         self._groups: dict[tuple[int, int], tuple[PartitionLease | None, SettlePart]] = {}
+        """By partition and lease number. Of tokens, the PartitionLease is not known."""
 
     @property
     def parts(self) -> list[SettlePart]:
+        """The parts of the settle request. Extending is for whole leases, so its parts name no offsets."""
         parts = [part for _, part in self._groups.values()]
-        return [SettlePart(part.partition, part.lease) for part in parts] if self.verb == "extend" else parts
+        return [SettlePart(part.partition, part.lease) for part in parts] if self.action == "extend" else parts
 
     def add(self, given: object) -> "LeaseSelection":
-        """Whatever names leases: one, its token, a batch, or several of those."""
+        """Add a lease, its token, a batch, or an iterable of those."""
         if isinstance(given, str):
             self._add_token(parse_token(given))
         elif isinstance(given, LeaseBase):
             self._add_lease(given)
         elif isinstance(given, LeaseBatchBase):
-            self.add_open(given._grants)
+            self.add_open(given._partition_leases)
         elif isinstance(given, Iterable) and not isinstance(given, bytes):
-            for one in given:
-                self.add(one)
+            for part in given:
+                self.add(part)
         else:
             raise InvalidRequest(f"a lease is {type(given).__name__}; give a Lease, a LeaseBatch or the token of a lease")
         return self
 
-    def add_open(self, grants: Iterable[PartitionLease]) -> "LeaseSelection":
-        """What is still open of these."""
-        for grant in grants:
-            part = grant.open_part()
-            if part is not None and not self._is_foreign(grant.incarnation, grant.partition, grant.open_offsets):
-                self._put(grant, part)
+    def add_open(self, partition_leases: Iterable[PartitionLease]) -> "LeaseSelection":
+        """Add the open items of these leases."""
+        for lease in partition_leases:
+            part = lease.open_part()
+            if part is not None and not self._belongs_elsewhere(lease.incarnation, lease.partition, lease.open_offsets):
+                self._put(lease, part)
         return self
 
     def _add_lease(self, lease: LeaseBase) -> None:
-        grant, offset = lease._partition_lease, lease.offset
-        if self.verb == "extend" and lease.state != OPEN:  # its grant may well live on, for others
+        held, offset = lease._partition_lease, lease.offset
+        if self.action == "extend" and lease.state != OPEN:  # other items may still hold the same lease
             self._lost.append(lease.id)
-        elif not self._is_foreign(grant.incarnation, grant.partition, lambda: [offset]):
-            self._put(grant, SettlePart(grant.partition, grant.lease, [offset]))
+        elif not self._belongs_elsewhere(held.incarnation, held.partition, lambda: [offset]):
+            self._put(held, SettlePart(held.partition, held.lease, [offset]))
 
     def _add_token(self, token: Token) -> None:
-        if not self._is_foreign(token.incarnation, token.partition, lambda: [token.offset]):
+        if not self._belongs_elsewhere(token.incarnation, token.partition, lambda: [token.offset]):
             self._put(None, SettlePart(token.partition, token.lease, [token.offset]))
 
-    def _is_foreign(self, incarnation: int, partition: int, offsets: Callable[[], list[int]]) -> bool:
-        """Whether a lease is of another queue, or of an earlier one of this name; if so, it counts as lost."""
+    def _belongs_elsewhere(self, incarnation: int, partition: int, offsets: Callable[[], list[int]]) -> bool:
+        """Whether a lease is of another queue, or of an earlier one of this name. If so, its items are marked lost."""
         if incarnation == self.incarnation:
             return False
         self._lost += [format_id(partition, offset) for offset in offsets()]
         return True
 
-    def _put(self, grant: PartitionLease | None, part: SettlePart) -> None:
-        place = part.partition, part.lease
-        known_grant, known = self._groups.get(place, (None, None))
+    def _put(self, held: PartitionLease | None, part: SettlePart) -> None:
+        group = part.partition, part.lease
+        known_lease, known = self._groups.get(group, (None, None))
         if known is not None:
             if isinstance(known.offsets, list) and part.offsets is not None:
                 known.offsets.extend(part.offsets)
                 part = known
             else:
-                both = None if known.offsets is None or part.offsets is None else [*known.offsets, *part.offsets]
-                part = SettlePart(*place, both)
-        self._groups[place] = (known_grant or grant, part)
+                part = SettlePart(*group)  # one of the two is the whole lease
+        self._groups[group] = (known_lease or held, part)
 
     # -- the answer ----------------------------------------------------------------------------------
 
-    def apply_answers(self, answer: SettleAnswer) -> None:
-        """Remember what is over, and say what was refused."""
+    def apply_answers(self, answers: SettleAnswer) -> None:
+        """Remember the outcome of each item, and raise the error if some were refused."""
         early: list[str] = []
         failed: PenstockError | None = None
-        for (grant, part), one in zip(self._groups.values(), answer, strict=True):
-            if isinstance(one, Settled):
-                early += [format_id(part.partition, offset) for offset in one.early]
-                self._lose(grant, part, one.refused)
-                self._settle(grant, part, {*one.refused, *one.early})
-            elif one.code == LeaseLost.code:
-                self._lose(grant, part, part.offsets)
+        for (lease, part), answer in zip(self._groups.values(), answers, strict=True):
+            if isinstance(answer, Settled):
+                early += [format_id(part.partition, offset) for offset in answer.early]
+                self._mark_lost(lease, part, answer.refused)
+                self._mark_settled(lease, part, {*answer.refused, *answer.early})
+            elif answer.code == LeaseLost.code:
+                self._mark_lost(lease, part, part.offsets)
             else:
-                failed = failed or one.error()
-        self._tell(failed, early)
+                failed = failed or answer.error()
+        self._raise_refusals(failed, early)
 
     def mark_all_lost(self) -> None:
-        """Their queue is no more, and so are the leases."""
-        for grant, part in self._groups.values():
-            self._lose(grant, part, part.offsets)
-        self._tell(None, [])
+        """Mark all items as lost, because their queue was deleted, and raise `LeaseLost`."""
+        for lease, part in self._groups.values():
+            self._mark_lost(lease, part, part.offsets)
+        self._raise_refusals(None, [])
 
-    def extended(self, wall: int, timeout: int, answer: SettleAnswer) -> None:
-        for (grant, _), one in zip(self._groups.values(), answer, strict=True):
-            if grant is not None and isinstance(one, Settled):
-                grant.remember_extension(wall, timeout)
+    def remember_extensions(self, wall: int, timeout: int, answers: SettleAnswer) -> None:
+        for (lease, _), answer in zip(self._groups.values(), answers, strict=True):
+            if lease is not None and isinstance(answer, Settled):
+                lease.remember_extension(wall, timeout)
 
-    def _settle(self, grant: PartitionLease | None, part: SettlePart, refused: set[int]) -> None:
-        if grant is None or self.verb == "extend":
+    def _mark_settled(self, lease: PartitionLease | None, part: SettlePart, refused: set[int]) -> None:
+        if lease is None or self.action == "extend":
             return
         if part.offsets is None or not refused:
-            grant.remember_outcome(part.offsets, DONE[self.verb])
+            lease.remember_outcome(part.offsets, DONE[self.action])
         else:
-            grant.remember_outcome([offset for offset in part.offsets if offset not in refused], DONE[self.verb])
+            lease.remember_outcome([offset for offset in part.offsets if offset not in refused], DONE[self.action])
 
-    def _lose(self, grant: PartitionLease | None, part: SettlePart, offsets: Sequence[int] | None) -> None:
+    def _mark_lost(self, lease: PartitionLease | None, part: SettlePart, offsets: Sequence[int] | None) -> None:
         if offsets is None:
-            assert grant is not None
-            offsets = grant.open_offsets()
+            assert lease is not None
+            offsets = lease.open_offsets()
         self._lost += [format_id(part.partition, offset) for offset in offsets]
-        if grant is not None and offsets:
-            grant.remember_outcome(offsets, LOST)
+        if lease is not None and offsets:
+            lease.remember_outcome(offsets, LOST)
 
-    def _tell(self, failed: PenstockError | None, early: list[str]) -> None:
+    def _raise_refusals(self, failed: PenstockError | None, early: list[str]) -> None:
         lost = list(dict.fromkeys(self._lost))
         if failed is not None:
             raise copy_error(failed, lost=lost)
         if lost:
-            raise copy_error(LeaseLost(_lost_sentence(lost)), lost=lost)
+            raise copy_error(LeaseLost(_lost_message(lost)), lost=lost)
         if early:
             raise InvalidRequest(f"{_named(early)} must wait for earlier items of the same key under this lease; settle those first")
 
 
-def _lost_sentence(lost: list[str]) -> str:
+def _lost_message(lost: list[str]) -> str:
     if len(lost) == 1:
         return f"the lease of {_named(lost)} has ended; drop the work, the item may be someone else's now"
     return f"the leases of {_named(lost)} have ended; drop that work, the items may be someone else's now"
@@ -360,7 +377,7 @@ def _named(ids: list[str]) -> str:
 
 
 Reason: TypeAlias = str | BaseException
-"""Why an item goes back or is given up: a text, or the exception that says so."""
+"""Why an item is retried or buried: a text, or an exception."""
 
 
 def reason_text(reason: Reason) -> str:

@@ -1,7 +1,8 @@
-"""A queue's options as callers name them: in seconds, with None for "none".
+"""The options of a queue as callers give and get them: durations in seconds, None for "none".
 
-Owns: `QueueOptions` and `RetentionOptions` (what may be given), `QueueInfo` (what is told), and the way between them and the catalog's
-numbers. What is not given is not passed on: a new queue has the default, an old one stays as it is.
+Owns: `QueueOptions` and `RetentionOptions` (arguments), `QueueInfo` (result), and their conversion to and from the
+options of the catalog, which are microseconds and 0. An option that is left out is not sent: a new queue uses its
+default, an existing one keeps it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,55 +21,60 @@ from penstock.words.limits import MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, Retentio
 
 
 class RetentionOptions(TypedDict, total=False):
-    """How long completed items are kept; whichever limit is reached first counts, and 0 is no limit."""
+    """How long completed and buried items are kept. The limit that is reached first applies; 0 is no limit."""
 
     max_age: Seconds
+    """Since the item was produced. Default: 1 day."""
     max_bytes: int
-    """Of a partition's log."""
+    """The size of each partition's log. Default: 1 GiB."""
     max_segments: int
+    """The number of log files of each partition. Default: 0."""
     min_segments: int
-    """So many of the newest segment files stay whatever the limits say."""
+    """The newest log files of each partition that are kept whatever the limits say. Default: 1."""
 
 
 class QueueOptions(TypedDict, total=False):
-    """What may be chosen for a queue. Times are seconds or a timedelta."""
+    """The options of a queue, for `broker.create_queue` and `queue.update`. Durations are seconds or a timedelta."""
 
     lease_timeout: Seconds
-    """How long a consumer may work on an item before it is given to another: 60 s unless given, 1 s to 12 h."""
+    """How long a lease lasts unless it is extended, 1 second to 12 hours. Default: 60 seconds."""
     max_attempts: int
-    """How often an item is leased before it is given up: 10 unless given, 0 is endless."""
+    """How many times an item may be attempted before it is buried; 0 is no limit. Default: 10."""
     ttl: Seconds | None
-    """How long an item may wait before it is given up; None is for ever."""
+    """An item that still waits this long after it was produced is buried. Default: None, no limit."""
     priority_aging: Seconds | None
-    """An item that has waited so long counts as one priority step higher: 60 s unless given; None switches it off."""
+    """After each such duration, a waiting item counts as one priority higher. None: never. Default: 60 seconds."""
     dedup_window: Seconds
-    """How long dedup ids are remembered: 300 s unless given."""
+    """How long a dedup id is remembered. Default: 300 seconds."""
     on_bury: Literal["release", "park"]
-    """What becomes of the key of an item that is given up: it goes on, or is parked until the item is redriven or cleared."""
+    """What happens to the later items of a key when an item of it is buried. "release" (default): they can be leased.
+    "park": they wait until the buried item is redriven or cleared, or `queue.release` is called with the key."""
     retention: "RetentionOptions | Seconds"
-    """How long completed items are kept to be read again: a day and at most 1 GiB a partition unless given; a time alone is max_age."""
+    """How long completed and buried items are kept, see `RetentionOptions`. A single duration sets `max_age`."""
     dead_queue: str | NamedQueue | None
-    """Where items go that are given up: the name of a queue, or the Queue; None keeps them here, buried."""
+    """The queue, by name or as a Queue, to which buried items move. Default: None, they stay in this queue."""
     max_items: int | None
-    """A queue with so many unresolved items makes `produce` wait; None is no limit."""
+    """With this many items that are neither completed nor buried, `produce` waits for room. Default: None, no limit."""
     max_bytes: int | None
+    """Like `max_items`, but for the size of those items. It is measured by log file, so it is approximate."""
     durability: Literal["fsync", "interval", "os"] | None
-    """When a produce counts as stored; None is as the broker was opened. Cannot be changed later."""
+    """When a write counts as stored, see `penstock.open`. Default: None, as the broker. Cannot be changed later."""
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
-    """A queue: its partitions, and its options as `create_queue` takes them. Times are seconds."""
+    """A queue's partitions, and its options as `create_queue` takes them. Durations are seconds."""
 
     name: str
     incarnation: str
-    """Given at creation: a queue that is deleted and created again has another."""
+    """A random number given to the queue at its creation, in hexadecimal digits."""
     created_at: datetime
     partitions: int
     active: list[int]
-    """The partitions that take items."""
+    """Partitions that take new items."""
     retired: list[int]
-    """Those that only drain, or are drained."""
+    """Partitions that take no new items, because of a resize or `set_read_only`. Their items are still handled."""
     read_only: list[int]
+    """The retired partitions that `set_read_only` retired."""
     lease_timeout: float
     max_attempts: int
     ttl: float | None
@@ -83,7 +89,7 @@ class QueueInfo(msgspec.Struct, frozen=True):
 
 
 def queue_info(found: reports.QueueDescription) -> QueueInfo:
-    """What the catalog says, in a caller's terms."""
+    """The `QueueInfo` of a queue that the catalog describes."""
     options, policy = found.options, found.options.policy
     kept = policy.retention
     return QueueInfo(
@@ -111,7 +117,7 @@ def queue_info(found: reports.QueueDescription) -> QueueInfo:
 
 
 def to_catalog(given: Mapping[str, Any]) -> dict[str, object]:
-    """Options as the catalog takes them: microseconds, and 0 or "" for none."""
+    """The options as the catalog takes them: microseconds, and 0 or "" for None."""
     unknown = [name for name in given if name not in OPTION_NAMES]
     if unknown:
         raise InvalidRequest(f"there is no option {unknown[0]!r}; the options are {', '.join(OPTION_NAMES)}")

@@ -1,6 +1,7 @@
-"""Redrive: which items are meant, and what was done with them.
+"""The filter and the result of a redrive.
 
-Owns: `item_filter` (a filter as callers give it → a function), `Redriven`. Evaluated in the caller's thread, on a page of items at a time.
+Owns: `item_filter`, which turns the argument `where` into a function, and `Redriven`. The filter runs in the caller's
+thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +20,22 @@ ItemFilter: TypeAlias = Callable[[ListedItem], bool]
 
 PAGE = 1_000
 REDRIVABLE: tuple[StateName, ...] = ("ready", "buried")
-"""The states of items that a redrive may take."""
+"""The states in which an item can be redriven."""
 FIELDS = ("kind", "key", "reference", "encoding", "reason", "origin_queue")
 _HEADERS = "headers."
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """What a redrive moved, or would move: how many items, and the ids they had."""
+    """The result of `broker.redrive`: what it moved, or with `preview` would move."""
 
     items: int
+    """How many items were moved. Fewer than `ids` if some were leased or completed meanwhile."""
     ids: list[str]
+    """The ids in the source queue of the items that were chosen."""
 
 
 def item_filter(where: Where | None) -> ItemFilter:
-    """Whether an item is meant."""
+    """A function that says whether an item matches `where`."""
     if where is None:
         return lambda item: True
     if not isinstance(where, Mapping):
@@ -44,7 +47,7 @@ def item_filter(where: Where | None) -> ItemFilter:
 
 
 def by_partition(items: Sequence[ListedItem]) -> dict[int, list[int]]:
-    """Offsets of items, by partition."""
+    """The offsets of the items, by partition."""
     found: dict[int, list[int]] = {}
     for item in items:
         found.setdefault(item.partition, []).append(item.offset)
@@ -68,5 +71,5 @@ def _equals(name: str, wanted: Any) -> ItemFilter:
 
 
 def _reason(item: ListedItem) -> str:
-    """Why it was given up: here, or where it came from."""
+    """Why the item last failed in this queue, or why it was buried in the queue that it came from."""
     return item.reason or ("" if item.origin is None else item.origin.reason)

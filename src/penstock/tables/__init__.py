@@ -1,1 +1,1 @@
-"""Queues as Arrow tables, straight from their logs: items, events, state and dead letters. Needs pyarrow, which is an extra."""
+"""A queue as Arrow tables, read from its logs: items, events, state and dead letters. Needs pyarrow, an extra."""

@@ -1,7 +1,8 @@
-"""Arrow arrays made quickly: of buffers where volume is, and not of Python's values, which are slow to look at.
+"""Fast construction of Arrow arrays, and of runs, for the tables.
 
-Owns: what every table needs. `repeated`, `nulls`, `shared_constant` and `spread` for values that many rows share, `offsets_of` and `ids` for the
-items of runs, `scalar`.
+Owns: `repeated`, `nulls`, `shared_constant`, `repeat_each` and `scalar` for values that many rows share; `offsets_of`,
+`ids` and `chunks` for flat runs of offsets. Arrays are made from buffers, because converting Python values one by one
+is slow.
 """
 
 import sys
@@ -13,19 +14,19 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.rules.runs import pairs
+from penstock.rules.runs import count, pairs
 
 A_FEW: Final = 16
-"""Values, or edges of runs, that are dealt with one by one."""
+"""Up to this many values, or edges of runs, are converted one by one."""
 
 
 def repeated(value: int | str | bytes | None, kind: pa.DataType, rows: int) -> pa.Array:
-    """The same value for every row."""
+    """An array with the same value in every row."""
     return nulls(rows, kind) if value is None else pa.repeat(scalar(value, kind), rows)
 
 
 def nulls(rows: int, kind: pa.DataType) -> pa.Array:
-    """No value in any row. Most batches have such columns: all share their buffers."""
+    """An array without values. Most batches have such columns, so all share their buffers."""
     return _nulls(kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
 
 
@@ -35,17 +36,17 @@ def _nulls(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def shared_constant(value: int, kind: pa.DataType, rows: int) -> pa.Array:
-    """A number that many batches have in every row; they share its buffer."""
-    return _always(value, kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
+    """Like `repeated`, for a number that many batches repeat: they share one buffer."""
+    return _constants(value, kind, 1 << max(14, (rows - 1).bit_length()))[:rows]
 
 
 @lru_cache(maxsize=32)
-def _always(value: int, kind: pa.DataType, rows: int) -> pa.Array:
+def _constants(value: int, kind: pa.DataType, rows: int) -> pa.Array:
     return pa.repeat(scalar(value, kind), rows)
 
 
 def scalar(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
-    """A value as Arrow has it. It is made of buffers because pyarrow imports pandas, slowly, to look at one of Python's."""
+    """A value as an Arrow scalar, made from buffers: to convert a Python value, pyarrow would first import pandas."""
     if isinstance(value, int):
         data = pa.py_buffer(value.to_bytes(kind.bit_width // 8, sys.byteorder, signed=value < 0))
         return pa.Array.from_buffers(kind, 1, [None, data])[0]
@@ -54,7 +55,7 @@ def scalar(value: int | str | bytes, kind: pa.DataType) -> pa.Scalar:
 
 
 def offsets_of(runs: Sequence[int]) -> pa.Array:
-    """Every offset of flat runs."""
+    """All offsets of flat runs."""
     if len(runs) == 2:
         return pc.add(_count_up(runs[1] - runs[0]), scalar(runs[0], pa.int64()))
     found = array("q")
@@ -64,7 +65,7 @@ def offsets_of(runs: Sequence[int]) -> pa.Array:
 
 
 def _count_up(rows: int) -> pa.Array:
-    """The numbers from 0 on."""
+    """The numbers from 0 to `rows` - 1."""
     return _numbers(1 << max(14, (rows - 1).bit_length()))[:rows]
 
 
@@ -74,23 +75,43 @@ def _numbers(rows: int) -> pa.Array:
 
 
 def repeat_each(values: Sequence[Any], counts: Sequence[int], kind: pa.DataType) -> pa.Array:
-    """Each value as often as its count says."""
+    """An array in which each value is repeated as often as its count says."""
     if len(values) <= A_FEW:
-        found = [repeated(value, kind, count) for value, count in zip(values, counts, strict=True)]
+        found = [repeated(value, kind, times) for value, times in zip(values, counts, strict=True)]
         return found[0] if len(found) == 1 else pa.concat_arrays(found)
-    places = array("i")
-    for place, count in enumerate(counts):
-        places.extend((place,) * count)
-    return pa.array(values, kind).take(pa.Array.from_buffers(pa.int32(), len(places), [None, pa.py_buffer(places)]))
+    indexes = array("i")
+    for index, times in enumerate(counts):
+        indexes.extend((index,) * times)
+    return pa.array(values, kind).take(pa.Array.from_buffers(pa.int32(), len(indexes), [None, pa.py_buffer(indexes)]))
+
+
+def chunks(runs: list[int], size: int) -> Iterator[list[int]]:
+    """Flat runs, split into flat runs of at most `size` offsets each."""
+    if 0 < count(runs) <= size:
+        yield runs
+        return
+    chunk: list[int] = []
+    room = size
+    for start, stop in pairs(runs):
+        while start < stop:
+            end = min(stop, start + room)
+            chunk += (start, end)
+            room -= end - start
+            start = end
+            if not room:
+                yield chunk
+                chunk, room = [], size
+    if chunk:
+        yield chunk
 
 
 def ids(partition: int, runs: Sequence[int]) -> pa.Array:
-    """The ids of the items of a partition's flat runs."""
+    """The ids of the items in flat runs of one partition."""
     if len(runs) > A_FEW or min(runs[::2]) < BLOCK:
         return pc.binary_join_element_wise(
             scalar(f"{partition}", pa.string()), offsets_of(runs).cast(pa.string()), scalar("-", pa.string())
         )
-    found = [_ids(f"{partition}-", *alike) for run in pairs(runs) for alike in _of_one_length(*run)]
+    found = [_ids(f"{partition}-", *part) for run in pairs(runs) for part in _by_digits(*run)]
     return found[0] if len(found) == 1 else pa.concat_arrays(found)
 
 
@@ -99,8 +120,11 @@ _ENDINGS: Final = [b"", *(b"%03d" % number for number in range(BLOCK))]
 
 
 def _ids(prefix: str, start: int, stop: int) -> pa.Array:
-    """The ids of offsets that all have as many digits: a thousand at a time they differ in the last three only, and one join makes them
-    all, in a quarter of the time that Arrow takes to write the numbers."""
+    """The ids of offsets that all have the same number of digits.
+
+    Each block of a thousand ids differs in the last three digits only, so one join makes it. This takes a quarter of
+    the time that Arrow needs to format the numbers.
+    """
     blocks = []
     for number in range(start // BLOCK, -(-stop // BLOCK)):
         low, high = max(0, start - BLOCK * number), min(BLOCK, stop - BLOCK * number)
@@ -110,8 +134,8 @@ def _ids(prefix: str, start: int, stop: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), stop - start, [None, edges, pa.py_buffer(b"".join(blocks))])
 
 
-def _of_one_length(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """A run, cut where the offsets get another digit."""
+def _by_digits(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """A run, cut where the offsets get one more digit."""
     while start < stop:
         end = min(stop, 10 ** len(str(start)))
         yield start, end
@@ -120,5 +144,5 @@ def _of_one_length(start: int, stop: int) -> Iterator[tuple[int, int]]:
 
 @lru_cache(maxsize=16)
 def _edges(size: int, rows: int) -> pa.Buffer:
-    """Where strings of one size begin and end."""
+    """The offsets buffer of an array of strings that all have `size` bytes."""
     return pa.py_buffer(array("i", range(0, size * (rows + 1), size)))

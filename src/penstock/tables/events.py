@@ -1,7 +1,8 @@
-"""What happened to items, as record batches.
+"""The table of events: what happened to items.
 
-Owns: `events` (the table). Built from what loop/item_events.py tells, which is in runs: a batch of items that were leased together is told
-once and costs the same however many they are. What is not known, or does not apply, is null.
+Owns: `events`. It is built from the runs that `loop.item_events.frame_events` returns: an event that happened to many
+items at once is one entry, and costs the same however many they are. A value that is not known, or does not apply, is
+null.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,8 @@ from penstock.logs.frame import DROPPED
 from penstock.logs.log import Frame, Gap, ReadableLog, SegmentFacts
 from penstock.loop.item_events import frame_events
 from penstock.rules.events import EventRuns, format_place
-from penstock.rules.runs import count, first_of, offsets, pairs
-from penstock.tables.arrays import ids, offsets_of, repeat_each
+from penstock.rules.runs import count, offsets
+from penstock.tables.arrays import chunks, ids, offsets_of, repeat_each
 from penstock.tables.item_columns import ROWS
 from penstock.tables.items import OpenLog
 from penstock.tables.schemas import EVENTS, INSTANT, batch_of, select_columns
@@ -23,13 +24,14 @@ from penstock.words.errors import InvalidRequest
 
 
 class _Entry(NamedTuple):
-    """Some of the items of a happening: those from its item number `first` on that `runs` name."""
+    """Some items of one event."""
 
     sequence: int
-    one: EventRuns
+    event: EventRuns
     runs: list[int]
     rows: int
     first: int
+    """The index of the first of them among all items of the event."""
 
 
 def events(
@@ -42,58 +44,39 @@ def events(
     until: int | None = None,
     strict: bool = True,
 ) -> Iterator[pa.RecordBatch]:
-    """What the frames of the sequences [start, stop) tell, of the times [since, until).
+    """The events in the frames with sequences [start, stop), in batches. `since` and `until` limit their wall times.
 
-    strict: frames of this range that retention dropped or thinned out are an error; otherwise what is left of them is told.
+    strict: raise an error if retention has dropped or thinned out frames of this range. Otherwise return what is left.
     """
     schema = select_columns(EVENTS, columns)
     with closing(open_log()) as log:
-        for entries in _gathered(_entries(log, start, stop, since, until, strict)):
-            made = _EventRows(entries, log.partition)
-            yield batch_of([made.column(name) for name in columns], schema, sum(entry.rows for entry in entries))
+        for entries in _grouped(_entries(log, start, stop, since, until, strict)):
+            event_rows = _EventRows(entries, log.partition)
+            yield batch_of([event_rows.column(name) for name in columns], schema, sum(entry.rows for entry in entries))
 
 
 def _entries(log: ReadableLog, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
-    for sequence, happenings in frame_events(_Whole(log, start, stop) if strict else log, start, stop):
-        for one in happenings:
-            if (since is None or one.at >= since) and (until is None or one.at < until):
-                yield from _cut(sequence, one)
+    """The events as entries of at most ROWS rows."""
+    for sequence, found in frame_events(_StrictLog(log, start, stop) if strict else log, start, stop):
+        for event in found:
+            if (since is None or event.at >= since) and (until is None or event.at < until):
+                first = 0
+                for runs in chunks(event.runs, ROWS):
+                    rows = count(runs)
+                    yield _Entry(sequence, event, runs, rows, first)
+                    first += rows
 
 
-def _cut(sequence: int, one: EventRuns) -> Iterator[_Entry]:
-    """In entries of ROWS rows at most."""
-    rows = count(one.runs)
-    if rows <= ROWS:
-        yield _Entry(sequence, one, one.runs, rows, 0)
-        return
-    index, runs = 0, one.runs
-    while runs:
-        part = first_of(runs, ROWS)
-        yield _Entry(sequence, one, part, count(part), index)
-        index += count(part)
-        runs = _behind(runs, count(part))
+class _StrictLog:
+    """A log that raises an error if frames of the sequences [start, stop) are missing.
 
-
-def _behind(runs: Sequence[int], skipped: int) -> list[int]:
-    """Flat runs without their first offsets."""
-    left: list[int] = []
-    for start, stop in pairs(runs):
-        if skipped < stop - start:
-            left += (start + skipped, stop)
-        skipped = max(0, skipped - (stop - start))
-    return left
-
-
-class _Whole:
-    """A log that says so when something of the sequences [start, stop) is gone.
-
-    A segment that retention thinned out has no Base and no state any more, and of its items only those that are needed. One may be thinned
-    out between two looks, so the frames are looked at too: none may be missing.
+    A segment that retention thinned out has lost its Base and its state records, and keeps only some of its items. That
+    can also happen between `segments` and `frames`, so `frames` checks that no sequence is missing.
     """
 
     def __init__(self, log: ReadableLog, start: int, stop: int) -> None:
         self._log = log
-        self._start = max(start, 1)  # where logs begin
+        self._start = max(start, 1)  # the first sequence of a log
         self._stop = stop
         self._oldest = 1
         self.incarnation, self.partition, self.findings = log.incarnation, log.partition, log.findings
@@ -115,7 +98,7 @@ class _Whole:
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
         before = max(after, self._oldest - 1)
-        wanted = before + 1  # the Base of a segment, which goes first
+        wanted = before + 1  # the Base of a segment, its first frame
         for found in self._log.frames(after):
             first, last = _sequences(found)
             if max(before + 1, wanted) < min(first, self._stop):
@@ -125,40 +108,41 @@ class _Whole:
 
     def _gone(self, first: int) -> InvalidRequest:
         last = max(self._start, min(first, self._stop) - 1)
-        which = f"the log of partition {self.partition} does not tell sequences {self._start} to {last} any more"
-        return InvalidRequest(f"{which}: retention took them; start later, or set failOnDataLoss=false to read what is left")
+        which = f"sequences {self._start} to {last} of partition {self.partition} cannot be read"
+        return InvalidRequest(f"{which}: retention deleted them; start later, or set failOnDataLoss=false to read what is left")
 
 
 def _sequences(found: Frame | Gap) -> tuple[int, int]:
-    """The first and the last one that something found accounts for; what retention dropped is not accounted for."""
+    """The first and the last sequence that a frame or gap stands for. A gap of retention stands for none."""
     if isinstance(found, Gap):
         return found.last_sequence + 1 if found.why == DROPPED else found.first_sequence, found.last_sequence
     return found.sequence, found.sequence
 
 
 def whole_from(segments: Sequence[SegmentFacts]) -> int:
-    """The first sequence from which on retention has taken nothing; it thins out only from the oldest segment on."""
+    """The first sequence that retention has not thinned out. It thins out the oldest segments first."""
     return next((facts.first_sequence for facts in segments if not facts.rewritten), 1)
 
 
-def _gathered(found: Iterator[_Entry]) -> Iterator[list[_Entry]]:
-    held: list[_Entry] = []
+def _grouped(entries: Iterator[_Entry]) -> Iterator[list[_Entry]]:
+    """The entries of each record batch."""
+    group: list[_Entry] = []
     rows = 0
-    for entry in found:
-        if held and rows + entry.rows > ROWS:
-            yield held
-            held, rows = [], 0
-        held.append(entry)
+    for entry in entries:
+        if group and rows + entry.rows > ROWS:
+            yield group
+            group, rows = [], 0
+        group.append(entry)
         rows += entry.rows
-    if held:
-        yield held
+    if group:
+        yield group
 
 
 # -- columns -------------------------------------------------------------------------------------------
 
 
 class _EventRows:
-    """The columns of a record batch: those of some entries."""
+    """The columns of one record batch."""
 
     def __init__(self, entries: Sequence[_Entry], partition: int) -> None:
         self._entries = entries
@@ -167,8 +151,8 @@ class _EventRows:
         self._partition = partition
 
     def column(self, name: str) -> pa.Array:
-        if name in _ALIKE:
-            return repeat_each([_ALIKE[name](entry) for entry in self._entries], self._counts, EVENTS.field(name).type)
+        if name in _COMMON:
+            return repeat_each([_COMMON[name](entry) for entry in self._entries], self._counts, EVENTS.field(name).type)
         found: pa.Array = getattr(self, name)()
         return found
 
@@ -182,39 +166,39 @@ class _EventRows:
         return offsets_of(self._runs)
 
     def at(self) -> pa.Array:
-        return repeat_each([entry.one.at for entry in self._entries], self._counts, pa.int64()).cast(INSTANT)
+        return repeat_each([entry.event.at for entry in self._entries], self._counts, pa.int64()).cast(INSTANT)
 
     def attempt(self) -> pa.Array:
-        if not any(entry.one.attempts for entry in self._entries):
-            return repeat_each([entry.one.attempt for entry in self._entries], self._counts, pa.int32())
+        if not any(entry.event.attempts for entry in self._entries):
+            return repeat_each([entry.event.attempt for entry in self._entries], self._counts, pa.int32())
         found: list[int] = []
-        for _, one, runs, rows, _ in self._entries:
-            usual, others = one.attempt, one.attempts
+        for _, event, runs, rows, _ in self._entries:
+            usual, others = event.attempt, event.attempts
             found += [others.get(offset, usual) for offset in offsets(runs)] if others else [usual] * rows
         return pa.array(found, pa.int32())
 
     def destination(self) -> pa.Array:
-        if not any(entry.one.destination for entry in self._entries):
+        if not any(entry.event.destination for entry in self._entries):
             return pa.nulls(sum(self._counts), pa.string())
         return pa.array([text for entry in self._entries for text in _destinations(entry)], pa.string())
 
 
 def _destinations(entry: _Entry) -> list[str | None]:
-    one = entry.one
-    if not one.destination:
+    event = entry.event
+    if not event.destination:
         return [None] * entry.rows
-    if one.base < 0:
-        return [format_place(one.destination)] * entry.rows
-    first = one.base + entry.first
-    return [format_place(one.destination, offset) for offset in range(first, first + entry.rows)]
+    if event.base < 0:
+        return [format_place(event.destination)] * entry.rows
+    first = event.base + entry.first
+    return [format_place(event.destination, offset) for offset in range(first, first + entry.rows)]
 
 
-_ALIKE: dict[str, Callable[[_Entry], str | int | None]] = {
-    "event": lambda entry: entry.one.event.value,
-    "reason": lambda entry: entry.one.reason or None,
-    "consumer": lambda entry: entry.one.consumer or None,
-    "lease": lambda entry: f"{entry.one.lease:x}" if entry.one.lease else None,
-    "source": lambda entry: format_place(entry.one.source) if entry.one.source else None,
+_COMMON: dict[str, Callable[[_Entry], str | int | None]] = {
+    "event": lambda entry: entry.event.event.value,
+    "reason": lambda entry: entry.event.reason or None,
+    "consumer": lambda entry: entry.event.consumer or None,
+    "lease": lambda entry: f"{entry.event.lease:x}" if entry.event.lease else None,
+    "source": lambda entry: format_place(entry.event.source) if entry.event.source else None,
     "sequence": lambda entry: entry.sequence,
 }
-"""Columns that are alike for all items of a happening."""
+"""Columns that have the same value for all items of an event."""

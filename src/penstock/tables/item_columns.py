@@ -1,8 +1,8 @@
-"""Items of frames as the columns of tables.
+"""The columns of tables, made from the frames that hold the items.
 
-Owns: `FrameSlice` (items that follow each other in one frame, as views of its buffers), `SmallSlices` (items of many small frames, as
-values: for those that is quicker), `gathered` (slices that go out together as one record batch), `ItemRows` (the columns of such a batch,
-each made when it is asked for) and `stored` (which columns of frames are needed for them).
+Owns: `FrameSlice` (consecutive items of one frame, as views of its buffers), `SmallSlices` (items of many small frames,
+as Python values, which is faster for those), `grouped_slices` (which slices form one record batch), `ItemRows` (the
+columns of such a batch, each made when it is asked for) and `stored_columns` (which stored columns they need).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,27 +25,27 @@ from penstock.words.limits import DEFAULT_PRIORITY, MIB
 from penstock.words.origin import Origin
 
 ROWS: Final = 10_000
-"""Rows of a batch, about: less where payloads are large, and a large part of a frame goes out alone."""
+"""About how many rows a record batch has. It has fewer if payloads are large; a large slice is a batch of its own."""
 BATCH_BYTES = 4 * MIB
 LARGE_ROWS = 4_096
 LARGE_BYTES = 1 * MIB
-"""A part of a frame as large as this is worth a batch of its own, which costs no copy."""
+"""A slice with this many rows or bytes is a batch of its own, without a copy."""
 FEW_ROWS = 64
-"""Below so many rows, values cost less than views."""
+"""For fewer rows than this, Python values cost less than views."""
 BITS: Final = {"payload": 0, **BITS_OF_FRAMES}
-"""Set where a frame has the column; 0: every frame has."""
-NOTHING: Final = {field.name: None if field.name == "payload" else column.missing_value for field, column in STORED}
-"""What an item has in a column that says nothing of it."""
+"""The bit that is set if a frame has the column; 0 if every frame has it."""
+MISSING: Final = {field.name: None if field.name == "payload" else column.missing_value for field, column in STORED}
+"""The value of an item in a column that its frame lacks."""
 NEEDS: Final = {field.name: field.source or field.name for field in FIELDS if field.source or field.stored is not None}
-"""The stored column that a column is made of."""
+"""The stored column from which a column is made."""
 
 
 class FrameSlice(NamedTuple):
-    """Items that follow each other in one frame: its rows [low, high)."""
+    """Consecutive items of one frame: its rows [low, high)."""
 
     columns: FrameColumns
     present: int
-    """Bits of the columns that the frame has."""
+    """The bits of the columns that the frame has."""
     low: int
     high: int
 
@@ -60,7 +60,7 @@ class FrameSlice(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The offset behind the last item."""
+        """The offset after the last item."""
         return self.start + self.rows
 
     @property
@@ -69,37 +69,37 @@ class FrameSlice(NamedTuple):
 
     @property
     def walls(self) -> list[tuple[int, int]]:
-        """When the items were produced: (wall time, how many)."""
+        """When the items were produced: (wall time, number of items)."""
         return [(self.columns.wall, self.rows)]
 
     def cut(self, runs: Sequence[int]) -> "list[FrameSlice]":
-        """The slices of it that lie in runs of offsets."""
+        """The parts of the slice at these flat runs of offsets."""
         base = self.columns.base
         return [self._replace(low=start - base, high=stop - base) for start, stop in pairs(runs)]
 
     def array(self, name: str) -> pa.Array:
-        """Rows of a stored column, as they lie in the frame."""
+        """A stored column, as a view of the frame's buffer."""
         column, kind = self.columns.column(name), TYPES[name]
         if column is None:
-            return repeated(NOTHING[name], kind, self.rows)
+            return repeated(MISSING[name], kind, self.rows)
         if isinstance(column, ConstantColumn):
             return repeated(column.value, kind, self.rows)
         if isinstance(column, BinaryColumn):
             return binary_array(column, self.low, self.high, kind)
-        assert not isinstance(column, DigestColumn)  # no table has them
+        assert not isinstance(column, DigestColumn)  # no table has this column
         return pa.Array.from_buffers(kind, self.rows, [None, pa.py_buffer(column.numbers)], offset=self.low)
 
     def values(self, name: str) -> list[Any]:
-        """The same as values."""
+        """A stored column, as Python values."""
         column = self.columns.column(name)
-        return [NOTHING[name]] * self.rows if column is None else [*column.values(self.low, self.high)]
+        return [MISSING[name]] * self.rows if column is None else [*column.values(self.low, self.high)]
 
 
 class SmallSlices:
-    """Items of small slices, taken out of their frames one after the other."""
+    """The items of small slices, as Python values."""
 
     def __init__(self, wanted: Iterable[str]) -> None:
-        """`wanted`: the stored columns that will be asked for."""
+        """`wanted`: the stored columns that will be needed."""
         self.rows = 0
         self.present = 0
         self.runs: list[int] = []
@@ -123,8 +123,8 @@ class SmallSlices:
             values = self._values.get(name)
             if values is None:
                 values = self._values[name] = []
-            if len(values) < self.rows:  # the slices before had none
-                values += [NOTHING[name]] * (self.rows - len(values))
+            if len(values) < self.rows:  # earlier slices had no such column
+                values += [MISSING[name]] * (self.rows - len(values))
             values += column.values(low, high)
         self.rows += rows
 
@@ -133,47 +133,47 @@ class SmallSlices:
 
     def values(self, name: str) -> list[Any]:
         found = self._values.get(name, [])
-        return found + [NOTHING[name]] * (self.rows - len(found))
+        return found + [MISSING[name]] * (self.rows - len(found))
 
 
 Slice: TypeAlias = FrameSlice | SmallSlices
 
 
 def grouped_slices(slices: Iterable[FrameSlice], wanted: Sequence[str]) -> Iterator[list[Slice]]:
-    """Slices for one record batch each, in order: many small ones, or one that is large."""
-    held: list[Slice] = []
+    """The slices of each record batch, in order: several small ones, or a single large one."""
+    group: list[Slice] = []
     rows = size = 0
     for piece in slices:
         count = piece.high - piece.low
         edges = piece.columns.payload.offsets
         more = edges[piece.high] - edges[piece.low]
         large = count >= LARGE_ROWS or more >= LARGE_BYTES
-        if held and (large or rows + count > ROWS or size + more > BATCH_BYTES):
-            yield held
-            held, rows, size = [], 0, 0
+        if group and (large or rows + count > ROWS or size + more > BATCH_BYTES):
+            yield group
+            group, rows, size = [], 0, 0
         if large:
             yield [piece]
             continue
         if count >= FEW_ROWS:
-            held.append(piece)
+            group.append(piece)
         else:
-            last = held[-1] if held else None
+            last = group[-1] if group else None
             if not isinstance(last, SmallSlices):
                 last = SmallSlices(wanted)
-                held.append(last)
+                group.append(last)
             last.add(piece)
         rows, size = rows + count, size + more
-    if held:
-        yield held
+    if group:
+        yield group
 
 
 def stored_columns(columns: Sequence[str]) -> list[str]:
-    """The stored columns that those columns are made of."""
+    """The stored columns from which these columns are made."""
     return list(dict.fromkeys(NEEDS[name] for name in columns if name in NEEDS))
 
 
 class ItemRows:
-    """The columns of a record batch of items: those of some slices of one partition's frames."""
+    """The columns of one record batch of items of one partition."""
 
     def __init__(self, slices: Sequence[Slice], partition: int) -> None:
         self._slices = slices
@@ -184,7 +184,7 @@ class ItemRows:
             self._present |= one.present
 
     def column(self, name: str) -> pa.Array:
-        """A column by its name in the tables."""
+        """A column, by its name in the tables."""
         if name in _MAKE:
             return _MAKE[name](self)
         column = BY_NAME[name].stored
@@ -192,7 +192,7 @@ class ItemRows:
 
     @cached_property
     def runs(self) -> list[int]:
-        """Flat runs of the items' offsets."""
+        """The flat runs of the items' offsets."""
         found: list[int] = []
         for one in self._slices:
             more = one.runs
@@ -231,7 +231,7 @@ class ItemRows:
 
     @cached_property
     def origins(self) -> list[Origin | None]:
-        """Where each item came from."""
+        """The origin of each item; None if it was produced here."""
         if not self._present & BITS["origin"]:
             return [None] * self.rows
         return [None if packed is None else origin.decode(packed) for packed in self._values("origin")]
@@ -242,7 +242,7 @@ class ItemRows:
     def origin_id(self) -> pa.Array:
         return self._origin(lambda known: known.id)
 
-    # -- steps ---------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------
 
     def _origin(self, what: Callable[[Origin], str]) -> pa.Array:
         if not self._present & BITS["origin"]:
@@ -250,7 +250,7 @@ class ItemRows:
         return pa.array([None if known is None else what(known) for known in self.origins], pa.string())
 
     def _numbers(self, name: str) -> pa.Array:
-        """A column in which 0 means none."""
+        """A column of numbers, in which a stored 0 is null."""
         kind = schemas.ARROW_TYPES[BY_NAME[name].type]
         if not self._present & BITS[name]:
             return nulls(self.rows, kind)
@@ -258,7 +258,7 @@ class ItemRows:
         return pc.if_else(pc.equal(whole, scalar(0, pa.int64())), pa.nulls(self.rows, pa.int64()), whole).cast(kind)
 
     def _joined(self, name: str) -> pa.Array:
-        """A stored column of all slices."""
+        """A stored column, of all slices."""
         if BITS[name] and not self._present & BITS[name]:
             return nulls(self.rows, TYPES[name])
         arrays = [one.array(name) for one in self._slices]
@@ -271,7 +271,7 @@ class ItemRows:
 _MAKE: Final[dict[str, Callable[[ItemRows], pa.Array]]] = {
     "id": ItemRows.id,
     "partition": ItemRows.partition,
-    "offset": lambda made: made.offsets,
+    "offset": lambda rows: rows.offsets,
     "size_bytes": ItemRows.size_bytes,
     "headers": ItemRows.headers,
     "priority": ItemRows.priority,
@@ -279,4 +279,4 @@ _MAKE: Final[dict[str, Callable[[ItemRows], pa.Array]]] = {
     "origin_queue": ItemRows.origin_queue,
     "origin_id": ItemRows.origin_id,
 }
-"""How the columns are made that are not as they are stored."""
+"""The columns that are not returned as they are stored."""

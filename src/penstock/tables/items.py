@@ -1,9 +1,10 @@
-"""Items as record batches, straight from the frames of a log.
+"""The table of items, read from the frames of a log.
 
-Owns: `items` (the table) and `frame_slices` (the slices of frames that hold wanted items).
-The columns of a large frame are its own buffers, not copied and not looped over; small frames are gathered (frames.py).
-What retention blanked in a frame that it thinned out looks like an item with an empty payload: where one is met, the partition's state is
-asked, as it is published by then. A blank is never written before the record that the item was dropped.
+Owns: `items` and `frame_slices` (the slices of frames that hold wanted items).
+The columns of a large frame are views of its buffers, neither copied nor looped over; small frames are combined
+(item_columns.py). Retention blanks items in a frame that it thins out. A blanked item looks like one with an empty
+payload, so where a payload is empty, the partition's published state decides. That is safe: retention records that it
+dropped an item before it writes the blank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +32,7 @@ from penstock.words.limits import MIB
 from penstock.words.origin import Origin
 
 READ_BYTES = 1 * MIB
-"""Frames are read so much at a time, about; one that is larger, alone."""
+"""About how much is read at a time. A larger frame is read alone."""
 
 OpenLog: TypeAlias = Callable[[], ReadableLog]
 
@@ -39,55 +40,59 @@ OpenLog: TypeAlias = Callable[[], ReadableLog]
 def items(
     open_log: OpenLog, runs: Sequence[int], columns: Sequence[str], *, strict: bool = True, exact: bool = False, forwarded: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The items of flat runs of offsets, but for what was forwarded from another partition of the queue: it was there before.
+    """The items at flat runs of offsets, in batches.
 
-    forwarded: those too.
-    strict: items that are gone or damaged are an error; otherwise they are left out, as those are that retention let go here and there.
-    exact: with strict, those are an error too: whoever chose the runs knew that they were there.
+    An item that was forwarded from another partition of the queue is left out: it is read in the partition where it was
+    produced.
+
+    strict: raise an error if items are missing or damaged. Otherwise they are left out. Single items that retention
+        dropped are left out in both cases.
+    exact: with strict, raise an error for those too. For callers that know that the items existed.
+    forwarded: return forwarded items too.
     """
     schema = select_columns(ITEMS, columns)
     with closing(open_log()) as log:
         found = frame_slices(log, open_log, runs, strict=strict, exact=exact)
-        wanted = found if forwarded else (own for piece in found for own in _own(piece, log.incarnation))
+        wanted = found if forwarded else (kept for piece in found for kept in _not_forwarded(piece, log.incarnation))
         for slices in grouped_slices(wanted, stored_columns(columns)):
-            made = ItemRows(slices, log.partition)
-            yield batch_of([made.column(name) for name in columns], schema, made.rows)
+            rows = ItemRows(slices, log.partition)
+            yield batch_of([rows.column(name) for name in columns], schema, rows.rows)
 
 
 def frame_slices(
     log: ReadableLog, open_log: OpenLog, runs: Sequence[int], *, strict: bool = True, exact: bool = False
 ) -> Iterator[FrameSlice]:
-    """The slices of frames that hold the items of flat runs, without blanks."""
-    state, frames = _Published(open_log, strict and exact), _Frames(log)
+    """The slices of frames that hold the items at flat runs of offsets, without blanked items. See `items`."""
+    state, frames = _PublishedState(open_log, strict and exact), _FrameReader(log)
     try:
         for start, stop in pairs(runs):
             for found in frames.within(start, stop):
                 first = max(start, found.start)
                 if strict and start < first:
-                    state.account_for(start, first)
+                    state.check_missing(start, first)
                 start = min(stop, found.stop)
                 if isinstance(found, Gap):
                     if strict:
-                        state.account_for_gap(found, first, start)
+                        state.check_gap(found, first, start)
                 elif _has_empty(found):
                     yield from found.cut(state.kept(found))
                 else:
                     yield found
             if strict and start < stop:
-                state.account_for(start, stop)
+                state.check_missing(start, stop)
     finally:
         state.close()
 
 
-class _Frames:
-    """A log's frames, read in order. The last one is kept: many runs may lie in it."""
+class _FrameReader:
+    """Reads the frames of a log in order. Keeps the last one, because many runs may be in one frame."""
 
     def __init__(self, log: ReadableLog) -> None:
         self._log = log
         self._last: tuple[FrameColumns, int] | None = None
 
     def within(self, start: int, stop: int) -> Iterator[FrameSlice | Gap]:
-        """The slices of frames in [start, stop), and the gaps between them."""
+        """The slices of frames with the offsets [start, stop), and the gaps between them."""
         last = self._last
         if last is not None and last[0].base <= start < last[0].stop:
             piece = _slice(*last, start, stop)
@@ -106,73 +111,74 @@ class _Frames:
                     piece = _slice(columns, present, start, stop)
                     start = piece.start + piece.rows
                     yield piece
-            if start == before:  # none is left
+            if start == before:  # there are no more frames
                 return
 
 
 def _slice(columns: FrameColumns, present: int, start: int, stop: int) -> FrameSlice:
-    """The rows of a frame that are in [start, stop)."""
+    """The rows of a frame with the offsets [start, stop)."""
     return FrameSlice(columns, present, max(start, columns.base) - columns.base, min(stop, columns.stop) - columns.base)
 
 
-class _Published:
-    """The partition's state, as published by the time of asking."""
+class _PublishedState:
+    """The published state of the partition, read only if it is needed, and again for each frame that needs it."""
 
     def __init__(self, open_log: OpenLog, exact: bool) -> None:
         self._open_log = open_log
         self._exact = exact
         self._reader: PartitionReader | None = None
         self._asked: FrameColumns | None = None
-        """The frame for which it was looked at last."""
+        """The frame for which the state was last read."""
 
     def kept(self, piece: FrameSlice) -> list[int]:
-        """Runs of a slice that retention did not let go."""
+        """The flat runs of a slice that retention has not dropped."""
         if self._reader is None or self._asked is not piece.columns:
-            self._now()
+            self._refresh()
             self._asked = piece.columns
         start, stop = piece.runs
-        gone = self._open.state.dropped.within(start, stop)
-        if gone and self._exact:
-            raise self._went(gone)
+        dropped = self._open.state.dropped.within(start, stop)
+        if dropped and self._exact:
+            raise self._deleted(dropped)
         return self._open.state.dropped.missing(start, stop)
 
-    def account_for(self, start: int, stop: int) -> None:
-        """Say so if items are not there and the state does not know that they went, or they should be."""
-        state = self._now()
+    def check_missing(self, start: int, stop: int) -> None:
+        """Raise an error if items that no frame holds were neither dropped nor lost, or with `exact`, in any case."""
+        state = self._refresh()
         left = RunSet(state.dropped.missing(start, stop)).subtract(state.lost.runs)
         if left:
-            which = f"items {left[0]} to {left[-1] - 1} are not in their log, which does not say that they went"
+            which = f"items {left[0]} to {left[-1] - 1} are missing in the log, and no record says why"
             raise StorageFailed(f"{which}; the queue was deleted, or its directory is an older copy: read again")
         if self._exact:
-            raise self._went([start, stop])
+            raise self._deleted([start, stop])
 
-    def account_for_gap(self, gap: Gap, start: int, stop: int) -> None:
-        """Say so if the log has lost [start, stop) and no repair has said that it is so, or they should be there."""
+    def check_gap(self, gap: Gap, start: int, stop: int) -> None:
+        """Raise an error for the items [start, stop) of a gap, unless a repair has recorded it and `exact` is off."""
         if gap.repaired:
             if self._exact:
-                self._now()
-                raise self._went([start, stop])
+                self._refresh()
+                raise self._deleted([start, stop])
             return
-        state = self._now()
+        state = self._refresh()
         partition = self._open.log.partition
         which = f"items {partition}-{start} to {partition}-{stop - 1} cannot be read"
-        leave = "or set failOnDataLoss=false to read what is left"
+        skip = "or set failOnDataLoss=false to read what is left"
         why = missing_segment(gap) if state.dropped.missing(start, stop) else gap
         if why.why == DROPPED:
-            raise InvalidRequest(f"{which}: retention dropped them; start at a later offset, {leave}")
-        raise CorruptLog(f"{which}: {why.why} ({why.where}); run verify, then repair, {leave}")
+            raise InvalidRequest(f"{which}: retention dropped them; start at a later offset, {skip}")
+        raise CorruptLog(f"{which}: {why.why} ({why.where}); run verify, then repair, {skip}")
 
-    def _went(self, gone: Sequence[int]) -> InvalidRequest:
+    def _deleted(self, runs: Sequence[int]) -> InvalidRequest:
         partition = self._open.log.partition
-        which = f"items {partition}-{gone[0]} to {partition}-{gone[-1] - 1} went by retention or damage"
-        return InvalidRequest(f"{which} before they were read; set failOnDataLoss=false to go on without them, or start anew")
+        which = f"items {partition}-{runs[0]} to {partition}-{runs[-1] - 1} were lost to retention or damage"
+        return InvalidRequest(f"{which} before they were read; set failOnDataLoss=false to continue without them, or start anew")
 
     @property
     def _open(self) -> PartitionReader:
-        assert self._reader is not None  # `_now` opens it
+        assert self._reader is not None  # `_refresh` opens it
         return self._reader
 
-    def _now(self) -> State:
+    def _refresh(self) -> State:
+        """The state as it is published now."""
         if self._reader is None:
             self._reader = PartitionReader(self._open_log(), SystemClock())
         else:
@@ -193,8 +199,8 @@ def _has_empty(piece: FrameSlice) -> bool:
     return found
 
 
-def _own(piece: FrameSlice, incarnation: int) -> Iterable[FrameSlice]:
-    """The slices that are not copies of what came from another partition of the same queue."""
+def _not_forwarded(piece: FrameSlice, incarnation: int) -> Iterable[FrameSlice]:
+    """The slices of the items that did not come from another partition of the same queue."""
     if not piece.present & ORIGIN:
         return (piece,)
     kept, sources = RunSet(), _sources(piece)
@@ -205,14 +211,17 @@ def _own(piece: FrameSlice, incarnation: int) -> Iterable[FrameSlice]:
 
 
 def _forwarded(known: Origin, source: bytes | None, incarnation: int) -> bool:
-    """Whether an item came from another partition of its queue. The transfer that brought it tells, as long as retention has not touched
-    the frame; its origin may also be one that it had long before, or that it has from another queue."""
+    """Whether an item came from another partition of its queue.
+
+    The source of its transfer says so, unless retention has rewritten the frame. The origin alone is less certain: it
+    may be older than the last transfer, or of another queue.
+    """
     if source is not None and len(source) == PLACE_BYTES:
         return unpack_destination(source)[0] == incarnation
     return known.forwarded and known.incarnation == incarnation
 
 
 def _sources(piece: FrameSlice) -> list[bytes | None]:
-    """The transfer that brought each item."""
+    """The packed source of the transfer that brought each item; None if it was produced."""
     every = [part.source for part in piece.columns.parts for _ in range(part.count)]
     return every[piece.low : piece.high]

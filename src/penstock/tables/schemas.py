@@ -1,8 +1,8 @@
-"""The columns of the tables that a queue can be read as.
+"""The Arrow schemas of the tables.
 
-Owns: the Arrow schemas of `items`, `events`, `state` and `dead`, by name in `TABLES`; `narrowed`; `batch_of`. Every record batch of a
-table, or of some of its columns, has exactly these types, so that whoever reads them need look at the first only.
-Arrow's plain types, and none that Spark cannot hold: no unsigned numbers, no dictionaries.
+Owns: the schemas of `items`, `events`, `state` and `dead`, by name in `TABLES`; `select_columns`; `batch_of`. Every
+record batch of a table, or of some of its columns, has exactly these types. Only plain Arrow types that Spark supports
+are used: no unsigned numbers and no dictionaries.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,15 @@ ARROW_TYPES = {
 
 
 def _schema(*columns: str, **types: FieldType) -> pa.Schema:
-    """Columns that are fields of an item, or of the types given."""
+    """A schema of these columns. A column is a field of items, or has its type in `types`."""
     return pa.schema({name: ARROW_TYPES[types.get(name) or BY_NAME[name].type] for name in columns})
 
 
 _FIRST = ("id", "partition", "offset", "key")
-"""What items are told apart by comes first."""
+"""The columns that identify an item come first."""
 ITEMS = _schema(*_FIRST, *(field.name for field in fields_on(Surface.TABLE) if field.name not in _FIRST))
-"""What was produced. The origin is that of an item which came from another queue: where it was buried, or sent from by a redrive."""
+"""The items that were produced. `origin_queue` and `origin_id` are null unless the item came from another queue, as a
+dead letter or by a redrive."""
 
 EVENTS = _schema(
     *("event", "id", "partition", "offset", "at", "attempt", "reason", "consumer", "lease", "destination", "source", "sequence"),
@@ -43,7 +44,7 @@ EVENTS = _schema(
     attempt=FieldType.INT,
     sequence=FieldType.LONG,
 )
-"""What happened to items. `lease` is its number in hexadecimal digits; `sequence` that of the frame of the log which tells it."""
+"""What happened to items. `lease` is the lease number in hexadecimal digits; `sequence` is that of the log frame."""
 
 STATE = _schema(
     *("id", "partition", "offset", "state", "key", "kind", "reference", "priority", "attempts", "reason", "consumer"),
@@ -51,7 +52,7 @@ STATE = _schema(
     **dict.fromkeys(("state", "reason", "consumer"), FieldType.TEXT),
     **dict.fromkeys(("ready_at", "lease_until"), FieldType.INSTANT),
 )
-"""What is not completed, now. `ready_at` is when a scheduled item becomes ready, `size_bytes` that of the payload."""
+"""Items that are not completed. `ready_at` is when a scheduled item becomes ready, `size_bytes` that of the payload."""
 
 DEAD = _schema(
     *ITEMS.names,
@@ -59,14 +60,14 @@ DEAD = _schema(
     **dict.fromkeys(("reason", "dead_queue", "dead_id"), FieldType.TEXT),
     **dict.fromkeys(("buried_at", "first_failed_at", "last_failed_at"), FieldType.INSTANT),
 )
-"""Dead letters. `id`, `partition` and `offset` are those in the queue that gave them up, `dead_queue` and `dead_id` say where they lie
-now: in a dead queue, or, where they were buried in place, still there."""
+"""Dead letters. `id`, `partition` and `offset` are those in the queue in which they were buried. `dead_queue` and
+`dead_id` say where they are now: in a dead queue, or still in the same queue."""
 
 TABLES = {"items": ITEMS, "events": EVENTS, "dead": DEAD, "state": STATE}
 
 
 def batch_of(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """A record batch that knows how many rows it has, also when it has no columns."""
+    """A record batch that has the right number of rows even if it has no columns."""
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.Array.from_buffers(pa.struct([]), rows, [None], children=[]))

@@ -1,1 +1,1 @@
-"""The public API. There are two of them, and scripts/unasync.py makes the one that blocks from the one that awaits."""
+"""The public API, in two forms. The one that awaits is written by hand; scripts/unasync.py writes the blocking one."""

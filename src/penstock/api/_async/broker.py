@@ -1,4 +1,4 @@
-"""A broker, and the way to one.
+"""Opening a broker, and its public class.
 
 Owns: `aopen` and `AsyncBroker`.
 """
@@ -24,7 +24,7 @@ from penstock.words.ids import FIRST_FOREIGN_NUMBER
 from penstock.words.limits import MAX_PARTITIONS, MIB, check_range
 
 MIN_FREE_BYTES = 32 * MIB
-"""Kept free, so that a full disk can be worked off: completing needs a little space too."""
+"""The default space that `produce` leaves free. Completing items, and deleting old files, need some space too."""
 
 
 async def aopen(
@@ -40,18 +40,27 @@ async def aopen(
     files: Files | None = None,
     threaded: bool = True,
 ) -> "AsyncBroker":
-    """Open a broker: the queues in a directory, which is made when it is new, or "memory://".
+    """Open the broker of a directory, or a broker in memory, and return it.
 
         async with await penstock.aopen("data/") as broker:
             queue = await broker.create_queue("orders", exist_ok=True)
 
-    durability: when something counts as stored. "fsync": it is on disk, and survives a power cut; "interval": it will be within a
-    moment; "os": it survives the end of this process, not that of the machine.
-    roots: more directories, on other disks, over which partitions are spread.
-    min_free_bytes: with less space than this left (32 MiB unless given), `produce` is refused while everything else goes on.
-    segment_bytes: the size of a log file before the next one is begun.
-    compression: whether items are compressed when that saves space.
-    clock, entropy, files, threaded: stand-ins for the world in tests, from penstock.testing; threaded=False runs nothing by itself.
+    One process owns a directory at a time; a second one gets `BrokerLocked`.
+
+    target: the path of a directory, which is created if it does not exist, or "memory://". A broker in memory loses
+        everything when it is closed.
+    durability: when a write counts as stored. "fsync": it is on disk and survives a power cut. "interval": the
+        operating system has it, and it is synced to disk shortly after. "os": the operating system has it; it
+        survives the end of this process, but not a power cut.
+    roots: further directories, usually on other disks. Partitions are spread over all of them.
+    min_free_bytes: `produce` raises `QueueFull` while the disk has less free space than this. Leasing, settling and
+        retention still work, so that space can be freed. Default: 32 MiB.
+    segment_bytes: the size at which a log file is closed and the next one begun. Default: 64 MiB.
+    compression: whether items are compressed where that saves space.
+    clock, entropy, files: replacements for the clock, the random source and the file system, for tests. See
+        `penstock.testing`.
+    threaded: False is for tests of the sync API. No background thread runs: timers, retention and transfers only run
+        during calls.
     """
     home = await open_async_home(
         target,
@@ -69,9 +78,10 @@ async def aopen(
 
 
 class AsyncBroker:
-    """Queues that live together. Close it when done, or use it in a `with` block.
+    """The queues of one directory, or of memory. `penstock.aopen` returns it.
 
-    When it is closed, everyone who waits gets `BrokerClosed`, and so does whoever uses it or its queues after that.
+    Close it when it is no longer needed, or use it in a `with` block. Closing ends every waiting call with
+    `BrokerClosed`. Later calls of the broker, its queues and its leases raise `BrokerClosed` too.
     """
 
     def __init__(self, home: AsyncHome, target: str) -> None:
@@ -89,32 +99,41 @@ class AsyncBroker:
         exist_ok: bool = False,
         **options: Unpack[QueueOptions],
     ) -> AsyncQueue:
-        """Make a queue; options left out have their defaults (see `QueueOptions`).
+        """Create a queue and return it. `QueueExists` if there is one of that name.
 
-        partitions: how many logs the queue is spread over; 1 unless given. It can be resized later.
-        exist_ok: take the queue of that name if there is one. Options that are given must be the same there, else `QueueExists`.
+        partitions: the number of partitions, 1 to 1,024. Default: 1. `queue.resize` changes it later.
+        exist_ok: if the queue exists, return it. Every option given here must then equal that of the existing queue,
+            else `QueueExists` is raised; options left out are not compared.
+        options: see `QueueOptions`. An option left out has its default.
         """
         chosen = to_catalog(options)
         given = dict(chosen)
         if partitions is not None:
             given["partitions"] = check_range("partitions", partitions, 1, MAX_PARTITIONS)
         ok = arguments.check_flag("exist_ok", exist_ok)
-        width = 1 if partitions is None else partitions
-        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=width, exist_ok=ok, given=given))
+        count = 1 if partitions is None else partitions
+        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=count, exist_ok=ok, given=given))
         return AsyncQueue(self._home, found.name, found.incarnation)
 
     async def queue(self, name: str) -> AsyncQueue:
-        """The queue of that name; `QueueNotFound` if there is none."""
+        """Return the queue of that name; `QueueNotFound` if there is none."""
         found = await self._find(name)
         return AsyncQueue(self._home, found.name, found.incarnation)
 
     async def queues(self, prefix: str = "", after: str = "", limit: int = 100) -> list[QueueInfo]:
-        """Queues by name. The next page comes with `after` the last name of this one."""
+        """Return the queues whose names begin with `prefix`, sorted by name, at most `limit` of them.
+
+        after: return only names that sort after this one. For the next page, give the last name of this page.
+        """
         prefix, after, limit = arguments.check_text("prefix", prefix), arguments.check_text("after", after), arguments.page_limit(limit)
         return [queue_info(found) for found in await self._home.call(ListQueues(prefix=prefix, after=after, limit=limit))]
 
     async def delete_queue(self, name: str, timeout: Seconds = 30) -> None:
-        """Remove a queue with all its items, once nothing is on its way to or from it; that is waited for."""
+        """Delete a queue, its items and its files.
+
+        Waits up to `timeout` until no item is in transfer to or from the queue. Refused while the queue is the dead
+        queue of another queue.
+        """
         wait = arguments.wait_timeout(timeout)
         await self._home.call(DeleteQueue(queue=(await self._find(name)).incarnation, wait=wait))
 
@@ -126,51 +145,57 @@ class AsyncBroker:
     async def redrive(
         self, source: str | NamedQueue, *, to: str | NamedQueue, where: Where | None = None, limit: int | None = None, preview: bool = False
     ) -> Redriven:
-        """Send items on to another queue, each exactly once: the way back for dead letters. Ready and buried ones are taken.
+        """Move ready and buried items to another queue, each exactly once. Dead letters return to their queue this way.
 
-        to: the queue they go to. If it is the source itself, what is buried there becomes ready again.
-        where: which items: a dict of kind, key, reference, encoding, reason, origin_queue or "headers.<name>" to the value it must
-            have, or a function of an `Item`.
-        limit: no more than so many.
-        preview: move nothing; only tell what would be moved.
+        source: the queue whose items are moved, by name or as a Queue. Items produced to it during the call stay.
+        to: the queue that gets the items. If it is the source itself, its buried items become ready again in place.
+        where: which items to move; None is all. A dict from "kind", "key", "reference", "encoding", "reason",
+            "origin_queue" or "headers.<name>" to the value that the item must have, or a function that takes an
+            `Item` and returns whether to move it.
+        limit: move at most this many items.
+        preview: move nothing, and return what would be moved.
         """
-        meant = item_filter(where)
+        matches = item_filter(where)
         left = check_range("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
         arguments.check_flag("preview", preview)
-        origin, there = (await self._find(source)).incarnation, (await self._find(to)).incarnation
-        ends = await self._home.call(FindOffsets(queue=origin, at="newest"))  # what comes while we are at it is left for the next time
+        origin, target = (await self._find(source)).incarnation, (await self._find(to)).incarnation
+        ends = await self._home.call(FindOffsets(queue=origin, at="newest"))
         ids: list[str] = []
         moved = 0
         after: tuple[int, int] | None = None
         while left > 0:
             query = ListItems(queue=origin, states=REDRIVABLE, after=after, limit=PAGE)
-            page = [ListedItem(one) for one in await self._home.call(query)]
+            page = [ListedItem(found) for found in await self._home.call(query)]
             if not page:
                 break
-            after = _behind(page[-1], ends)
-            old = [item for item in page if item.offset < ends.get(item.partition, 0) and (origin != there or item.state == "buried")]
-            chosen = [item for item in old if meant(item)][:left]
+            after = _next_page(page[-1], ends)
+            old = [item for item in page if item.offset < ends.get(item.partition, 0) and (origin != target or item.state == "buried")]
+            chosen = [item for item in old if matches(item)][:left]
             left -= len(chosen)
             ids += [item.id for item in chosen]
             if preview or not chosen:
                 moved += len(chosen)
             else:
-                moved += await self._home.call(RedriveItems(queue=origin, items=by_partition(chosen), to=there))
+                moved += await self._home.call(RedriveItems(queue=origin, items=by_partition(chosen), to=target))
         return Redriven(moved, ids)
 
     # -- the broker itself ---------------------------------------------------------------------------
 
     async def metrics(self) -> reports.BrokerMetrics:
-        """Counters and latencies of every queue since the broker was opened."""
+        """Return counters and latencies of every queue since the broker was opened."""
         return await self._home.call(ReadMetrics())
 
     async def close(self) -> None:
-        """Answer everyone who waits, make everything durable, and let go of the directory. Closing twice does no harm."""
+        """End waiting calls with `BrokerClosed`, sync everything to disk, and release the directory.
+
+        Closing a closed broker does nothing.
+        """
         self._closed = True
         await self._home.close()
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     async def __aenter__(self) -> "AsyncBroker":
@@ -183,6 +208,6 @@ class AsyncBroker:
         return f"{type(self).__name__}({self._target!r}, {'closed' if self._closed else 'open'})"
 
 
-def _behind(item: ListedItem, ends: dict[int, int]) -> tuple[int, int]:
-    """Where the next page begins: behind the item, or, if that is new, behind its partition."""
+def _next_page(item: ListedItem, ends: dict[int, int]) -> tuple[int, int]:
+    """The position after `item`, the last of a page; or, if it is newer than `ends`, after its whole partition."""
     return item.partition, item.offset if item.offset < ends.get(item.partition, 0) else FIRST_FOREIGN_NUMBER

@@ -1,4 +1,4 @@
-"""A reading position that is kept.
+"""Cursors: durable reading positions in a queue.
 
 Owns: `AsyncCursor`.
 """
@@ -19,50 +19,58 @@ if TYPE_CHECKING:
 
 PAGE = 1_000
 SLICE = 1 * SECOND
-"""Waiting for new items is done in slices, so that whoever closes the cursor is heard."""
+"""A following cursor waits this long at a time, then checks whether it was closed."""
 
 
 class AsyncCursor:
-    """Reads what a queue holds and held, oldest first in each partition, without leasing anything.
-
-    Its position has a name and survives restarts. What it has not read yet, retention leaves alone; so `release` one that is not
-    wanted any more. Going through a cursor commits its position whenever the next page is asked for: after a crash the last page may
-    be read again, nothing is skipped.
+    """A named, durable reading position in a queue. `queue.cursor(name)` returns it.
 
         async for item in await queue.cursor("audit"):
             print(item.id, item.value)
+
+    A cursor reads all items that retention has kept, in every state, oldest first in each partition. It leases nothing
+    and changes no item. Retention keeps items that a cursor has not read; call `release` when a cursor is no longer
+    needed.
+
+    The position is kept in the queue under the cursor's name, and survives restarts. Iteration commits it after each
+    page of 1,000 items, so after a crash the last page may be read again; no item is skipped.
     """
 
     def __init__(self, home: AsyncHome, incarnation: int, name: str, follow: bool) -> None:
         self.name = name
         self.follow = follow
-        """Whether it waits for new items at the end."""
+        """Whether reading waits for new items at the end of the queue."""
         self._home = home
         self._incarnation = incarnation
         self._position: dict[int, int] = {}
-        """The next offset to be handed out, by partition."""
+        """The next offset to return, by partition."""
         self._committed: dict[int, int] = {}
         self._page: list[Item] = []
-        self._behind_page: dict[int, int] = {}
+        """Items read but not yet returned by iteration, in reverse order."""
+        self._after_page: dict[int, int] = {}
+        """The position after the last item of the page."""
         self._closed = False
 
     @property
     def position(self) -> dict[int, int]:
-        """The offset in each partition up to which everything was handed out."""
+        """The offset of the next item to return, by partition. `commit` makes it durable."""
         return dict(self._position)
 
     # -- reading -------------------------------------------------------------------------------------
 
     async def read(self, limit: int = PAGE) -> list[Item]:
-        """The next items, at most `limit`; none at the end, unless the cursor follows: then it waits. Nothing is committed."""
-        found = await self._read_on(page_limit(limit))
+        """Return the next items, at most `limit`, and move the position after them. Does not commit it.
+
+        At the end of the queue the list is empty. A cursor with `follow` waits there for new items instead.
+        """
+        found = await self._read_next(page_limit(limit))
         return [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)]
 
     async def read_arrow(self, limit: int = PAGE) -> "pa.RecordBatch":
-        """As `read`, as an Arrow record batch. Needs penstock[arrow]."""
+        """Like `read`, but returns an Arrow record batch. Needs penstock[arrow]."""
         from penstock.api.arrow import items_to_arrow
 
-        found = await self._read_on(page_limit(limit))
+        found = await self._read_next(page_limit(limit))
         return items_to_arrow([(partition, *items, {}) for partition, items in found], 0)
 
     def __aiter__(self) -> "AsyncCursor":
@@ -70,53 +78,52 @@ class AsyncCursor:
 
     async def __anext__(self) -> Item:
         if not self._page:
-            await self._turn_page()
+            await self._next_page()
         item = self._page.pop()
         self._position[item.partition] = item.offset + 1
         if not self._page:
-            self._position.update(self._behind_page)
+            self._position.update(self._after_page)
         return item
 
-    async def _turn_page(self) -> None:
+    async def _next_page(self) -> None:
         if self._closed:
             raise StopAsyncIteration
         await self.commit()
-        found, behind = await self._fetch(PAGE)
+        found, after = await self._fetch(PAGE)
         if not found:
             raise StopAsyncIteration
-        self._behind_page = behind
+        self._after_page = after
         self._page = [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)][::-1]
 
-    async def _read_on(self, limit: int) -> list[tuple[int, Items]]:
+    async def _read_next(self, limit: int) -> list[tuple[int, Items]]:
         self._check_open()
-        self._page.clear()  # what was not handed out is read again
-        found, behind = await self._fetch(limit)
-        self._position = behind
+        self._page.clear()  # the position is before these items, so they are read again
+        found, self._position = await self._fetch(limit)
         return found
 
     async def _fetch(self, limit: int) -> tuple[list[tuple[int, Items]], dict[int, int]]:
-        """Items from the position on, and the position behind them. One that follows waits for some, until it is closed."""
+        """Return items from the position on, and the position after them. With `follow`, wait until there are some."""
         woken = False
         while True:
             page = await self._home.call(ReadItems(queue=self._incarnation, start=self._position, limit=limit))
-            found, behind = page.items, page.next_offsets
+            found, after = page.items, page.next_offsets
             if found:
-                return found, behind
-            moved = behind != self._position
-            self._position = behind
+                return found, after
+            moved = after != self._position
+            self._position = after
             if not moved and not self.follow:
-                return found, behind
+                return found, after
             if not moved:
-                if woken:  # for items that cannot be read now: wait for others
-                    behind = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
-                woken = await self._home.call(AwaitItems(queue=self._incarnation, start=behind, wait=SLICE))
+                if woken:  # there are items, but they cannot be read now: wait for newer ones
+                    after = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
+                woken = await self._home.call(AwaitItems(queue=self._incarnation, start=after, wait=SLICE))
             if self._closed:
                 return [], self._position
 
     # -- the position --------------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Keep the position durably: what was handed out so far will not be read again."""
+        """Make the position durable. A cursor of this name, opened later, continues after the items returned so far."""
         self._check_open()
         moved = {partition: offset for partition, offset in self._position.items() if self._committed.get(partition) != offset}
         if moved:
@@ -124,35 +131,42 @@ class AsyncCursor:
             self._committed.update(moved)
 
     async def seek(self, to: Start) -> None:
-        """Go on elsewhere, and keep that durably: at "oldest", "newest", a time, or an item (in its partition only)."""
+        """Move the position and commit it.
+
+        to: "oldest", "newest", a time (the first items produced then or later), or the id of an item. An id moves the
+            position in the item's partition only.
+        """
         self._check_open()
         self._page.clear()
         self._position |= await self._find(to)
         await self.commit()
 
     async def _find(self, start: Start) -> dict[int, int]:
-        place = cursor_start(start)
-        if isinstance(place, tuple):
-            return dict([place])
-        return await self._home.call(FindOffsets(queue=self._incarnation, at=place))
+        at = cursor_start(start)
+        if isinstance(at, tuple):
+            return dict([at])
+        return await self._home.call(FindOffsets(queue=self._incarnation, at=at))
 
     async def _open(self, start: Start) -> "AsyncCursor":
-        """Go on where the cursor of this name was left, or make it."""
-        cursor_start(start)  # what is wrong is said whether or not it is needed
+        """Continue at the committed position of this name, or create the cursor at `start`."""
+        cursor_start(start)  # a wrong start is refused also where it is not needed
         self._committed = (await self._home.call(ListCursors(queue=self._incarnation))).get(self.name, {})
         self._position = dict(self._committed)
         if not self._position:
             await self.seek(start)
         return self
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop reading, also one that waits in another thread or task. The position stays as it was committed."""
+        """Stop reading. A `read` that waits in another thread or task ends within a second.
+
+        The cursor still exists in the queue, at its committed position; see `release`.
+        """
         self._closed = True
 
     async def release(self) -> None:
-        """Forget the cursor: retention need not wait for it any more."""
+        """Delete the cursor from the queue. Retention no longer keeps items for it."""
         await self._home.call(ReleaseCursor(queue=self._incarnation, name=self.name))
         self._closed = True
 

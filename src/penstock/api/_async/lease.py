@@ -1,6 +1,6 @@
-"""Leases that can be settled.
+"""Leases and batches of leases, with the calls that settle them.
 
-Owns: `AsyncLease`, `AsyncLeaseBatch`, and `settle`, through which every settling goes.
+Owns: `AsyncLease`, `AsyncLeaseBatch`, and `settle`, which sends every settle request.
 """
 
 from collections.abc import Sequence
@@ -13,99 +13,112 @@ from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
 from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
 from penstock.loop.item_cache import Items
+from penstock.loop.requests import SettleAction
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
 from penstock.words.errors import PenstockError, QueueNotFound, reason_of
 from penstock.words.values import Value
 
 
-async def settle(home: AsyncHome, chosen: LeaseSelection, **options: Any) -> None:
-    """Settle what was chosen; raises when some of it was refused, after the rest is done."""
-    parts = chosen.parts
+async def settle(home: AsyncHome, selection: LeaseSelection, **options: Any) -> None:
+    """Settle the selected items. Raises if some were refused; the others are settled then."""
+    parts = selection.parts
     if not parts:
-        chosen.apply_answers([])
+        selection.apply_answers([])
         return
-    operation = SettleItems(queue=chosen.incarnation, action=chosen.verb, parts=parts, **options)
+    operation = SettleItems(queue=selection.incarnation, action=selection.action, parts=parts, **options)
     try:
-        answer = await home.call(operation)
+        answers = await home.call(operation)
     except QueueNotFound:
-        chosen.mark_all_lost()
+        selection.mark_all_lost()
         return
-    if chosen.verb == "extend":
-        chosen.extended(home.clock.read().wall, operation.timeout, answer)
-    chosen.apply_answers(answer)
+    if selection.action == "extend":
+        selection.remember_extensions(home.clock.read().wall, operation.timeout, answers)
+    selection.apply_answers(answers)
 
 
 async def complete(
     home: AsyncHome,
-    chosen: LeaseSelection,
+    selection: LeaseSelection,
     then: Sequence[tuple[int, Batch]] = (),
     request_id: RequestId | None = None,
 ) -> None:
-    await settle(home, chosen, then=then, request=request_bytes(request_id))
+    await settle(home, selection, then=then, request=request_bytes(request_id))
 
 
 async def retry(
     home: AsyncHome,
-    chosen: LeaseSelection,
+    selection: LeaseSelection,
     delay: Seconds,
     reason: Reason,
     counted: bool = True,
     request_id: RequestId | None = None,
 ) -> None:
     options = {"delay": bounded_duration(delay, "delay"), "reason": reason_text(reason), "counted": check_flag("counted", counted)}
-    await settle(home, chosen, request=request_bytes(request_id), **options)
+    await settle(home, selection, request=request_bytes(request_id), **options)
 
 
-async def bury(home: AsyncHome, chosen: LeaseSelection, reason: Reason, request_id: RequestId | None = None) -> None:
-    await settle(home, chosen, reason=reason_text(reason), request=request_bytes(request_id))
+async def bury(home: AsyncHome, selection: LeaseSelection, reason: Reason, request_id: RequestId | None = None) -> None:
+    await settle(home, selection, reason=reason_text(reason), request=request_bytes(request_id))
 
 
-async def extend(home: AsyncHome, chosen: LeaseSelection, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
-    await settle(home, chosen, timeout=lease_duration(timeout, "timeout"), request=request_bytes(request_id))
+async def extend(home: AsyncHome, selection: LeaseSelection, timeout: Seconds | None, request_id: RequestId | None = None) -> None:
+    await settle(home, selection, timeout=lease_duration(timeout, "timeout"), request=request_bytes(request_id))
 
 
 class AsyncLease(LeaseBase):
-    """One item, and the right to work on it until the deadline.
-
-    Settle it with `complete`, `retry` or `bury`, or let a `with` block do so: it completes the item at its end, and retries it when
-    an exception leaves the block.
+    """The exclusive right to work on one item until a deadline. `queue.lease` returns them.
 
         async with lease:
             handle(lease.item)
+
+    Settle the item with `complete`, `retry` or `bury`, or use a `with` block: it completes the item at its end, or
+    retries it if an exception leaves the block. If the deadline passes first, the lease ends: the
+    item returns to the queue for other consumers, the attempt counts, and every method here raises `LeaseLost`.
     """
 
     __slots__ = ()
     _home: AsyncHome
 
     async def complete(self, then: Sequence[NewItem | Value] = ()) -> None:
-        """The item is done. Completing it again succeeds; when the lease was lost meanwhile, `LeaseLost` is raised.
+        """Mark the item as done. Completing it a second time succeeds; `LeaseLost` if the lease has ended.
 
-        then: items to produce exactly if the item is completed, each into the queue it names (`NewItem(…, queue="mails")`), or else
-        into the same queue.
+        then: follow-ups: items that are produced, exactly once, if and only if this item is completed. Each goes to
+            the queue that it names, as in `NewItem(b"…", queue="mails")`, or else to the queue of this item.
         """
-        await complete(self._home, self._chosen("complete"), await self._follow_ups(then) if then else ())
+        await complete(self._home, self._select("complete"), await self._follow_ups(then) if then else ())
 
     async def retry(self, delay: Seconds = 0, reason: Reason = "", counted: bool = True) -> None:
-        """The item goes back, to be leased again after `delay`; when its attempts are spent it is given up.
+        """Return the item to the queue; it can be leased again after `delay`.
 
-        counted: False gives the attempt back, as if the item had not been leased.
+        An item with a key keeps its position in the order of its key, and the key waits during the delay. An item
+        without a key goes behind the items that are ready. If this was the last of its `max_attempts`, it is buried.
+
+        delay: seconds or a timedelta.
+        reason: why it failed: a text or an exception. Shown by `items`, `explain` and `history`.
+        counted: False does not count this attempt.
         """
-        await retry(self._home, self._chosen("retry"), delay, reason, counted)
+        await retry(self._home, self._select("retry"), delay, reason, counted)
 
     async def bury(self, reason: Reason = "") -> None:
-        """The item is given up: it goes to the dead queue if there is one, else it is kept here until it is redriven or cleared."""
-        await bury(self._home, self._chosen("bury"), reason)
+        """Set the item aside as failed; it is not leased again.
+
+        It moves to the queue's dead queue, if the queue has one. Otherwise it stays in this queue, in state "buried",
+        until it is redriven or cleared, or retention drops it.
+
+        reason: why: a text or an exception.
+        """
+        await bury(self._home, self._select("bury"), reason)
 
     async def extend(self, timeout: Seconds | None = None) -> None:
-        """The lease ends so long from now; None is as long as it was first given for.
+        """Move the deadline to `timeout` from now. None is the duration for which the item was leased.
 
-        Items that one call leased from one partition share a deadline, so this moves theirs too.
+        Items that one call leased from one partition share a deadline, so it moves for all of them.
         """
-        await extend(self._home, self._chosen("extend"), timeout)
+        await extend(self._home, self._select("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> LeaseSelection:
-        return LeaseSelection(self._partition_lease.incarnation, verb).add(self)
+    def _select(self, action: SettleAction) -> LeaseSelection:
+        return LeaseSelection(self._partition_lease.incarnation, action).add(self)
 
     async def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
@@ -125,45 +138,48 @@ class AsyncLease(LeaseBase):
         if error is None:
             await self.complete()
         else:
-            with suppress(PenstockError):  # what went wrong first is what matters
+            with suppress(PenstockError):  # the error of the block is raised, not that of the retry
                 await self.retry(reason=reason_of(error))
 
 
 class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
-    """What one call leased: a sequence of leases, empty when there was nothing.
-
-    Its verbs settle what is still open, all at once; `LeaseLost` names in `.lost` the ids that were refused, the others are done.
-    A `with` block completes what is still open at its end, and retries it when an exception leaves the block.
+    """The leases that one call of `queue.lease` returned: a sequence, empty if no item was ready in time.
 
         async with await queue.lease(100, wait=5) as batch:
             for item in batch.items:
                 handle(item)
+
+    `complete`, `retry`, `bury` and `extend` apply to all leases of the batch that are not settled yet, in one request.
+    If some of them have ended, the others are settled and `LeaseLost` is raised; its `.lost` has the ids of the items
+    whose leases have ended.
+    A `with` block completes the unsettled items at its end, or retries them if an exception leaves the block.
     """
 
     _home: AsyncHome
 
     async def complete(self) -> None:
-        """All items that are still open are done."""
-        await complete(self._home, self._chosen("complete"))
+        """Mark all unsettled items as done."""
+        await complete(self._home, self._select("complete"))
 
     async def retry(self, delay: Seconds = 0, reason: Reason = "") -> None:
-        """All items that are still open go back, to be leased again after `delay`."""
-        await retry(self._home, self._chosen("retry"), delay, reason)
+        """Return all unsettled items to the queue; they can be leased again after `delay`. See `AsyncLease.retry`."""
+        await retry(self._home, self._select("retry"), delay, reason)
 
     async def bury(self, reason: Reason = "") -> None:
-        """All items that are still open are given up."""
-        await bury(self._home, self._chosen("bury"), reason)
+        """Set all unsettled items aside as failed. See `AsyncLease.bury`."""
+        await bury(self._home, self._select("bury"), reason)
 
     async def extend(self, timeout: Seconds | None = None) -> None:
-        """All leases that are still open end so long from now; None is as long as they were first given for."""
-        await extend(self._home, self._chosen("extend"), timeout)
+        """Move the deadline of all unsettled leases to `timeout` from now. None is the duration first given."""
+        await extend(self._home, self._select("extend"), timeout)
 
-    def _chosen(self, verb: Any) -> LeaseSelection:
-        return LeaseSelection(self._grants[0].incarnation if self._grants else 0, verb).add_open(self._grants)
+    def _select(self, action: SettleAction) -> LeaseSelection:
+        leases = self._partition_leases
+        return LeaseSelection(leases[0].incarnation if leases else 0, action).add_open(leases)
 
     @staticmethod
-    def _lease(home: Any, grant: PartitionLease, items: Items, index: int) -> AsyncLease:
-        return AsyncLease(home, grant, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> AsyncLease:
+        return AsyncLease(home, partition_lease, items, index)
 
     async def __aenter__(self) -> "AsyncLeaseBatch":
         return self
@@ -172,5 +188,5 @@ class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
         if error is None:
             await self.complete()
         else:
-            with suppress(PenstockError):  # what went wrong first is what matters
+            with suppress(PenstockError):  # the error of the block is raised, not that of the retry
                 await self.retry(reason=reason_of(error))

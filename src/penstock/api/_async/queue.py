@@ -1,11 +1,11 @@
-"""A queue, as producers, consumers and operators use it.
+"""The public class of a queue, for producers, consumers and operators.
 
 Owns: `AsyncQueue`.
 """
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
 from penstock.api import arguments
 from penstock.api._async import lease as leases
@@ -13,10 +13,10 @@ from penstock.api._async.cursor import AsyncCursor
 from penstock.api._async.lease import AsyncLeaseBatch
 from penstock.api.arguments import ListedItem, RequestId, Seconds, Start
 from penstock.api.homes import AsyncHome, Home
-from penstock.api.items import NewItems, single_item_batch
+from penstock.api.items import NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
-from penstock.loop.requests import StoredPart
+from penstock.loop.requests import SettleAction, StoredPart
 from penstock.loop.retention import RetentionResult
 from penstock.operations import (
     ClearItems,
@@ -52,9 +52,19 @@ Clearable: TypeAlias = Literal["ready", "scheduled", "leased", "buried", "all"]
 
 
 class AsyncQueue:
-    """A named queue. `broker.queue(name)` finds it, `broker.create_queue(name)` makes it.
+    """A named, durable queue of items. `broker.create_queue(name)` creates one, `broker.queue(name)` finds one.
 
-    An object stands for the queue as it was created: once that is deleted it raises `QueueNotFound`, even if there is another of its name.
+        await queue.produce({"order": 1}, key="customer-42")
+        for lease in await queue.lease(10, wait=5):
+            async with lease:
+                print(lease.item.value)
+
+    Producers call `produce`, consumers `lease` and the methods of the leases that it returns. `stats`, `items`,
+    `explain` and `history` show what is in the queue and why.
+
+    After the queue was deleted, methods raise `QueueNotFound`, even if a new queue has the same name; settling an item
+    raises `LeaseLost`.
+    Durations are seconds or a timedelta. Times are datetimes with a timezone, or seconds since 1970.
     """
 
     def __init__(self, home: AsyncHome, name: str, incarnation: int) -> None:
@@ -64,16 +74,17 @@ class AsyncQueue:
 
     @property
     def name(self) -> str:
+        """The name of the queue."""
         return self._name
 
     @property
     def incarnation(self) -> int:
-        """Given at creation: a queue that is deleted and created again has another."""
+        """A random number given to the queue at its creation. A new queue of the same name has another one."""
         return self._incarnation
 
     @property
     def home(self) -> Home:
-        """Whoever answers for the queue: workers and tools ask it by operations (`penstock.operations`)."""
+        """The object that answers the queue's operations (`penstock.operations`), for workers and tools."""
         return self._home.home
 
     # -- producing -----------------------------------------------------------------------------------
@@ -94,52 +105,64 @@ class AsyncQueue:
         request_id: RequestId | None = None,
         timeout: Seconds = 30,
     ) -> str:
-        """Store an item; gives its id. When this returns the item is durable.
+        """Add an item to the queue and return its id. When this returns, the item is as durable as the broker promises.
 
-        value: bytes as they are, a str as text, anything else as JSON.
-        key: items of one key are handled in order, one at a time.
-        headers: a dict of str to str or bytes.
-        kind, reference: texts of yours, by which items can be told apart and chosen.
-        encoding: how the payload is to be read; derived from the value unless given.
-        priority: 0 (first) to 9; 5 unless given.
-        at: not before then: a datetime with a timezone, or seconds since 1970.
-        ttl: given up when it has waited so long.
-        dedup: a second item of the same key and dedup id adds nothing while the first is remembered; its id is the first one's.
-        request_id: repeating a call with the same one adds nothing and gives the same id.
-        timeout: how long to wait while the queue is full; then `QueueFull` is raised.
+        value: the payload. bytes are stored unchanged, a str as text; a dict, list, tuple, number, bool, dataclass or
+            msgspec Struct as JSON.
+        key: items of the same key are handled one at a time, in the order in which they were produced.
+        headers: a dict from str to str or bytes.
+        kind: the type of the item, such as "invoice". Workers choose a handler by it.
+        encoding: how `item.value` decodes the payload. Default: derived from the type of `value`.
+        reference: a text for the caller's own use, such as the id of a related record.
+        priority: 0 (leased first) to 9 (last). Default: 5.
+        at: the item is not leased before this time.
+        ttl: an item that still waits this long after it was produced is buried. An item that is leased at that time is
+            buried if it returns to the queue. Default: the `ttl` of the queue.
+        dedup: a dedup id. If an item with the same key and dedup id was produced within the queue's `dedup_window`,
+            no item is added and the id of that earlier item is returned.
+        request_id: makes the call repeatable. A second call with the same request id adds nothing and returns the
+            same id. Remembered for at least 15 minutes.
+        timeout: how long to wait while the queue is full. Then `QueueFull` is raised.
         """
         batch = single_item_batch(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup)
         return arguments.stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.wait_timeout(timeout)))
 
     async def produce_many(self, items: NewItems, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
-        """Store items, at most 10,000 and 64 MiB; gives their ids, in the same order.
+        """Add up to 10,000 items (64 MiB) in one request and return their ids, in the order of the items.
 
-        items: NewItem, or plain values as `produce` takes them.
-        Each partition stores its part whole or not at all. When one refuses, its error is raised, with an attribute `results`: for
-        each item its id or its error. Repeating the call with the same request id adds what is missing.
+        items: `NewItem` objects, or plain values as `produce` takes them.
+        request_id, timeout: as for `produce`.
+
+        The items of one partition are stored all or none. If a partition refuses its items, its error is raised; the
+        attribute `results` of the error has the id or the error of every item. Repeating the call with the same
+        request id adds only the items that are missing.
         """
-        request, patience = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
-        batch = arguments.batch_of(items)
-        if batch is None:
+        request, wait = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
+        batch = to_batch(items)
+        if not batch.payloads:
             return []
-        return arguments.stored_ids(await self._produce(batch, request, patience), len(batch.payloads))
+        return arguments.stored_ids(await self._produce(batch, request, wait), len(batch.payloads))
 
     async def produce_arrow(self, data: "pa.Table | pa.RecordBatch", *, request_id: RequestId | None = None, timeout: Seconds = 30) -> int:
-        """Store the rows of an Arrow table, of any length; gives their number. Needs penstock[arrow].
+        """Add the rows of an Arrow table of any length and return their number. Needs penstock[arrow].
 
-        The column `payload` is needed; key, headers, kind, encoding, reference, priority, at, ttl and dedup may be there.
-        Rows are stored 10,000 at a time. If it fails half way, repeating it with the same request id adds what is missing.
+        data: a Table or RecordBatch with the column `payload`, and any of key, headers, kind, encoding, reference,
+            priority, at, ttl and dedup.
+        request_id, timeout: as for `produce`; the timeout is for each request.
+
+        The whole table is checked before the first row is stored. Rows are then stored in requests of up to 10,000.
+        If one of them fails, repeating the call with the same request id adds only the rows that are missing.
         """
         from penstock.api.arrow import from_arrow
 
-        request, patience = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
+        request, wait = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
         rows = 0
         for number, batch in enumerate(from_arrow(data)):
-            rows += len(arguments.stored_ids(await self._produce(batch, arguments.chunk_request(request, number), patience), len(batch)))
+            rows += len(arguments.stored_ids(await self._produce(batch, arguments.chunk_request(request, number), wait), len(batch)))
         return rows
 
-    async def _produce(self, batch: Batch, request: bytes | None, patience: int) -> list[StoredPart]:
-        return await self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=patience, request=request))
+    async def _produce(self, batch: Batch, request: bytes | None, wait: int) -> list[StoredPart]:
+        return await self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=wait, request=request))
 
     # -- consuming -----------------------------------------------------------------------------------
 
@@ -153,13 +176,16 @@ class AsyncQueue:
         consumer: str = "",
         request_id: RequestId | None = None,
     ) -> AsyncLeaseBatch:
-        """Take up to `count` items to work on, the oldest first; nobody else gets them until they are settled or their lease ends.
+        """Lease up to `count` ready items, by priority, then oldest first.
 
-        wait: how long to wait when there is nothing; what is there is given at once, without waiting for more.
-        lease_timeout: how long the items are held; the queue's unless given.
-        per_key: up to so many consecutive items of a key, to be settled in order.
-        consumer: a name for who works on them, seen in `stats` and `explain`.
-        request_id: repeating a call with the same one gives the same leases.
+        No other consumer gets these items until they are settled or their lease ends.
+
+        wait: how long to wait if no item is ready. As soon as some are, they are returned, even if fewer than
+            `count`. If none comes, the batch is empty.
+        lease_timeout: how long the leases last, 1 second to 12 hours. Default: that of the queue.
+        per_key: how many consecutive items of one key may be leased together. They must be settled in order.
+        consumer: a name for the consumer, shown by `stats` and `explain`.
+        request_id: a second call with the same request id returns the same leases.
         """
         check_range("count", count, 1, MAX_BATCH_ITEMS)
         check_range("per_key", per_key, 1, MAX_BATCH_ITEMS)
@@ -173,16 +199,20 @@ class AsyncQueue:
             per_key=per_key,
             request=arguments.request_bytes(request_id),
         )
-        handed = await self._home.call(operation)
+        results = await self._home.call(operation)
         wall = self._home.clock.read().wall
-        return AsyncLeaseBatch(self._home, [PartitionLease(self._incarnation, one, wall) for one in handed])
+        return AsyncLeaseBatch(self._home, [PartitionLease(self._incarnation, result, wall) for result in results])
 
     async def complete(self, leases_or_tokens: LeasesOrTokens, *, request_id: RequestId | None = None) -> None:
-        """Items are done: a Lease, a LeaseBatch, the token of a lease, or several of those.
+        """Mark leased items as done.
 
-        When some of them are not held any more, `LeaseLost` is raised and names them in `.lost`; the others are completed.
+        leases_or_tokens: a Lease, a LeaseBatch, the token of a lease (`lease.token`), or an iterable of those.
+        request_id: a second call with the same request id changes nothing and gives the same answer.
+
+        If some of the leases have ended, the other items are completed and `LeaseLost` is raised; its `.lost` has the
+        ids of the items whose leases have ended.
         """
-        await leases.complete(self._home, self._chosen("complete", leases_or_tokens), request_id=request_id)
+        await leases.complete(self._home, self._select("complete", leases_or_tokens), request_id=request_id)
 
     async def retry(
         self,
@@ -193,12 +223,18 @@ class AsyncQueue:
         counted: bool = True,
         request_id: RequestId | None = None,
     ) -> None:
-        """Items go back, to be leased again after `delay`. Takes and raises what `complete` does."""
-        await leases.retry(self._home, self._chosen("retry", leases_or_tokens), delay, reason, counted, request_id)
+        """Return leased items to the queue; they can be leased again after `delay`. See `AsyncLease.retry`.
+
+        Takes the same leases as `complete`, and raises `LeaseLost` in the same way.
+        """
+        await leases.retry(self._home, self._select("retry", leases_or_tokens), delay, reason, counted, request_id)
 
     async def bury(self, leases_or_tokens: LeasesOrTokens, *, reason: Reason = "", request_id: RequestId | None = None) -> None:
-        """Items are given up. Takes and raises what `complete` does."""
-        await leases.bury(self._home, self._chosen("bury", leases_or_tokens), reason, request_id)
+        """Set leased items aside as failed. See `AsyncLease.bury`.
+
+        Takes the same leases as `complete`, and raises `LeaseLost` in the same way.
+        """
+        await leases.bury(self._home, self._select("bury", leases_or_tokens), reason, request_id)
 
     async def extend(
         self,
@@ -207,115 +243,154 @@ class AsyncQueue:
         timeout: Seconds | None = None,
         request_id: RequestId | None = None,
     ) -> None:
-        """Leases end so long from now; None is as long as they were first given for. Takes and raises what `complete` does."""
-        await leases.extend(self._home, self._chosen("extend", leases_or_tokens), timeout, request_id)
+        """Move the deadline of leases to `timeout` from now. None is the duration for which they were first given.
 
-    def _chosen(self, verb: Any, given: LeasesOrTokens) -> LeaseSelection:
-        return LeaseSelection(self._incarnation, verb).add(given)
+        Takes the same leases as `complete`, and raises `LeaseLost` in the same way.
+        """
+        await leases.extend(self._home, self._select("extend", leases_or_tokens), timeout, request_id)
+
+    def _select(self, action: SettleAction, given: LeasesOrTokens) -> LeaseSelection:
+        return LeaseSelection(self._incarnation, action).add(given)
 
     # -- reading -------------------------------------------------------------------------------------
 
     async def cursor(self, name: str, *, start: Start = "oldest", follow: bool = False) -> AsyncCursor:
-        """Read what the queue holds and held, without leasing: a position of that name, found again or made.
+        """Return the cursor of that name: a durable position for reading the items without leasing them.
 
-        start: where a new one begins: "oldest", "newest", or a time.
-        follow: at the end, wait for new items.
+        It is created if it does not exist; otherwise reading continues where it was committed.
+
+        start: where a new cursor begins: "oldest", "newest", a time, or the id of an item.
+        follow: at the end of the queue, wait for new items instead of stopping.
         """
         cursor = AsyncCursor(self._home, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
         return await cursor._open(start)
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- inspecting ----------------------------------------------------------------------------------
 
     async def info(self) -> QueueInfo:
-        """The queue's partitions and options."""
+        """Return the queue's partitions and options."""
         found = await self._home.call(FindQueue(name=self._name))
         if found.incarnation != self._incarnation:
             raise QueueNotFound(f"queue {self._name!r} was deleted and created anew; ask the broker for it by name")
         return queue_info(found)
 
     async def stats(self) -> QueueStats:
-        """How many items are in which state, in all and by partition; who consumes; what needs attention."""
+        """Return the number of items in each state, in total and by partition, the consumers, and warnings.
+
+        The numbers are exact.
+        """
         return await self._home.call(ReadStats(queue=self._incarnation))
 
     async def explain(self, id: str) -> ItemExplanation:
-        """Why is this item not running? Answers in one sentence (`.why`), and with the facts behind it. Finds items that were moved."""
+        """Return the state of an item, and in `.why` one sentence that says why it is not being handled.
+
+        If the item was moved to another queue or partition, the answer is about the item there.
+        """
         partition, offset = parse_id(id)
         return await self._home.call(ExplainItem(queue=self._incarnation, partition=partition, offset=offset))
 
     async def history(self, id: str) -> list[ItemEvent]:
-        """Everything that happened to an item, in every queue it was in, as far back as retention keeps it. Takes any id it ever had.
+        """Return everything that happened to an item, oldest first, in all queues that it was in.
 
-        The log of its partition is read for this, beside the queue's work: the longer the log since the item came, the longer it takes.
+        id: any id that the item had. Events that retention has deleted are missing.
+
+        This reads the log of the partition from the item on, without blocking the queue. A long log takes long.
         """
         partition, offset = parse_id(id)
         return await self._home.call(ReadHistory(queue=self._incarnation, partition=partition, offset=offset))
 
     async def items(self, state: str | Sequence[str] | None = None, after: str | None = None, limit: int = 100) -> list[ListedItem]:
-        """Items in these states (None: any), by partition, oldest first. The next page comes with `after` the last id of this one."""
-        states, place, limit = arguments.states_of(state), arguments.after_id(after), arguments.page_limit(limit)
-        query = ListItems(queue=self._incarnation, states=states, after=place, limit=limit)
+        """Return items, by partition, oldest first, at most `limit` of them.
+
+        state: a state or several: "ready", "scheduled", "leased", "completed", "buried", "moving". None is all.
+        after: an item id; return only items after it. For the next page, give the last id of this page.
+        """
+        states, start, limit = arguments.states_of(state), None if after is None else parse_id(after), arguments.page_limit(limit)
+        query = ListItems(queue=self._incarnation, states=states, after=start, limit=limit)
         return [ListedItem(found) for found in await self._home.call(query)]
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Keys that are not free: what holds them, and how many items wait behind."""
+        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
         return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     async def cursors(self) -> dict[str, dict[int, int]]:
-        """The cursors of the queue, and the offset at which each stands, by partition."""
+        """Return the committed position of every cursor: name to partition to offset."""
         return await self._home.call(ListCursors(queue=self._incarnation))
 
     # -- items ---------------------------------------------------------------------------------------
 
     async def clear(self, state: Clearable = "ready", *, partition: int | None = None) -> int:
-        """Resolve all items in a state, as if they had been completed; gives how many they were."""
+        """Complete all items in a state without handling them, and return their number.
+
+        state: "ready", "scheduled", "leased", "buried" or "all". Leases of cleared items end. Clearing buried items
+            releases the keys that are parked for them.
+        partition: only this partition. Default: all.
+        """
         number = arguments.partition_number(partition)
         return await self._home.call(ClearItems(queue=self._incarnation, states=arguments.states_to_clear(state), partition=number))
 
     async def seek(self, id: str | None = None, *, at: datetime | float | None = None) -> int:
-        """Completed items become ready again; gives how many.
+        """Make completed items ready again, and return their number. Only items that retention has kept can return.
 
-        id: those of its partition, from this item on.
-        at: those of all partitions that were produced at that time or later, as far as retention has kept them.
+        id: the completed items of this item's partition, from this item on.
+        at: the completed items of all partitions that were produced at this time or later.
         """
         return await self._home.call(SeekItems(queue=self._incarnation, start=arguments.seek_start(id, at)))
 
     async def release(self, key: str | bytes) -> int:
-        """A parked key goes on without the items it was parked for; gives how many are free to go on."""
+        """Let the other items of a parked key be leased, although items of the key are buried.
+
+        Returns the number of buried items that the key was parked for; they stay buried.
+        """
         return await self._home.call(ReleaseKey(queue=self._incarnation, key=arguments.key_id_of(key)))
 
-    # -- how it works --------------------------------------------------------------------------------
+    # -- administration ------------------------------------------------------------------------------
 
     async def pause(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
-        """Nothing is leased, nothing is produced, or both, until `resume`. What is leased can be settled all the same."""
+        """Stop leasing, producing or both, until `resume`. Leased items can still be settled.
+
+        lease: stop leasing: `lease` finds no items.
+        produce: stop producing: `produce` raises `QueueHeld`.
+        partition: only this partition. Default: all.
+        """
         sides, number = arguments.pause_changes(lease, produce, True), arguments.partition_number(partition)
         await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
 
     async def resume(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
-        """What was paused goes on."""
+        """End a pause of leasing, producing or both, in one partition or in all."""
         sides, number = arguments.pause_changes(lease, produce, False), arguments.partition_number(partition)
         await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
 
     async def update(self, **options: Unpack[QueueOptions]) -> QueueInfo:
-        """Change options; those not given stay as they are. New times count for new leases and items, everything else at once."""
+        """Change options and return the queue's new options. Options left out do not change.
+
+        New durations apply to new leases and new items; all other changes apply at once.
+        """
         return queue_info(await self._home.call(UpdateQueue(queue=self._incarnation, changes=to_catalog(options))))
 
     async def resize(self, partitions: int) -> QueueInfo:
-        """Give the queue another number of partitions, while it works. The order within a key is kept."""
+        """Change the number of partitions while the queue is in use. The order of the items of each key is kept.
+
+        Returns before all items have moved: `stats().resizing` shows what is left.
+        """
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
         return queue_info(await self._home.call(ResizeQueue(queue=self._incarnation, partitions=partitions)))
 
     async def set_read_only(self, partition: int, read_only: bool = True) -> QueueInfo:
-        """Drain a partition: it gives items but takes none; the others take its keys. False lets it take items again."""
+        """Stop or allow new items in one partition. A read-only partition is drained: its items can still be leased.
+
+        The other partitions take over its keys. `read_only=False` lets it take new items again.
+        """
         check_range("partition", partition, 0, LAST_PARTITION)
         arguments.check_flag("read_only", read_only)
         return queue_info(await self._home.call(SetReadOnly(queue=self._incarnation, partition=partition, read_only=read_only)))
 
     async def compact(self, *, partition: int | None = None) -> list[RetentionResult]:
-        """Let go now of what retention allows; tells what was freed, by partition."""
+        """Delete now everything that retention allows, and return what was freed in each partition."""
         return await self._home.call(CompactQueue(queue=self._incarnation, partition=arguments.partition_number(partition)))
 
     async def delete(self, timeout: Seconds = 30) -> None:
-        """Remove the queue with all its items, once nothing is on its way to or from it."""
+        """Delete the queue, its items and its files. See `AsyncBroker.delete_queue`."""
         await self._home.call(DeleteQueue(queue=self._incarnation, wait=arguments.wait_timeout(timeout)))
 
     def __repr__(self) -> str:
