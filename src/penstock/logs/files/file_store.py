@@ -54,8 +54,7 @@ class FileStore:
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
-        syncs = DiskThreads(self.root_of)
-        self.commit, self.run_job, self._end_syncs = syncs.commit, syncs.run_job, syncs.close
+        self.disk = DiskThreads(self.root_of)
 
     @classmethod
     def open(
@@ -174,7 +173,7 @@ class FileStore:
     def close(self) -> None:
         """Close the logs that are still open, then release the locks: a process must not write without the locks."""
         self._closed = True
-        self._end_syncs()
+        self.disk.close()
         try:
             for log in list(self._logs):
                 log.close()
