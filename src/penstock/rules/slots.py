@@ -17,10 +17,11 @@ from typing import NamedTuple
 from penstock.rules.routing import NO_KEY, SLOT_MASK, SLOTS
 from penstock.words.batch import Batch
 from penstock.words.errors import CorruptLog, InvalidRequest
+from penstock.words.ids import LAST_PARTITION
 from penstock.words.limits import MAX_PARTITIONS, check_range
 
-MAX_NUMBER = 65_535
-"""Highest partition number that a map can store."""
+MAX_NUMBER = LAST_PARTITION
+"""Highest partition number that a map may contain: the highest that item ids have."""
 _CACHED = 64  # most queues have one of few maps: those of new queues
 
 
