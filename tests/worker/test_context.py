@@ -217,6 +217,26 @@ def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: H
         log.take(4)
 
 
+def test_a_thread_that_lost_its_lease_is_replaced_after_the_timeout(queue: Queue, log: HandlerEvents) -> None:
+    queue.produce(b"lost")
+    go = threading.Event()
+
+    def handle(item: Item, context: Context) -> None:
+        if item.payload == b"lost":
+            queue.clear("leased")
+            context.progress("the report finds that the lease is lost")
+            wait_until(lambda: context.cancelled)
+            go.wait(WAIT)
+        log.add(item.payload)
+
+    with running_worker(Worker(queue, handle, handler_timeout=0.5)):
+        wait_until(lambda: queue.stats().completed)
+        queue.produce(b"next")
+        assert log.next() == b"next"
+        go.set()
+        assert log.next() == b"lost"
+
+
 def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 

@@ -210,7 +210,7 @@ def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: HandlerEvents) -
 
     with running_worker(Worker(queue, lambda item: later(item), retry=RetryPolicy(base=100))):
         wait_until(lambda: queue.stats().scheduled)
-    assert "declare it with async def" in queue.items("scheduled")[0].reason
+    assert "declare the handler with async def" in queue.items("scheduled")[0].reason
     assert log.rest() == []
 
 

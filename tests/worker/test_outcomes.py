@@ -99,5 +99,5 @@ def test_wrong_words_are_refused_where_they_are_said() -> None:
         Retry(-1)
     with pytest.raises(InvalidRequest, match="delay is str; give seconds"):
         Snooze("5")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="what failed is list; give a dict"):
+    with pytest.raises(InvalidRequest, match="failed is list; give a dict"):
         Failed(["0-1"])  # type: ignore[arg-type]

@@ -191,12 +191,12 @@ def test_a_worker_whose_children_cannot_begin_says_so(queue: Queue, monkeypatch:
     queue.produce({})
     monkeypatch.setenv("PENSTOCK_TEST_BROKEN_MODULE", "1")
     (error,) = WorkerThread(Worker(queue, child_handlers.quick, processes=1)).ended()
-    assert isinstance(error, InvalidRequest) and "processes end before they can begin (exit code 1)" in str(error)
+    assert isinstance(error, InvalidRequest) and "processes exit before they are ready (exit code 1)" in str(error)
     assert (queue.stats().ready, queue.stats().leased) == (1, 0)
 
 
 def test_a_handler_that_cannot_be_found_in_a_module_is_refused_before_it_runs(queue: Queue) -> None:
     one = Worker(queue, processes=1)
     one.on("a")(lambda item: None)
-    with pytest.raises(InvalidRequest, match=r"cannot be sent to another process .*; define it at the top of a module"):
+    with pytest.raises(InvalidRequest, match=r"cannot be sent to another process .*; define it at the top level of a module"):
         one.run(signals=False)
