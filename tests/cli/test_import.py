@@ -43,8 +43,8 @@ def test_the_answer_in_words(orders_cli: CommandLine, left: LedgerQDirectory) ->
     left.add(entry(1, b"a", priority=1), entry(2, b"b"), entry(3, b"c", expires=NOW + 1))
     left.read_up_to(2)
     ran = orders_cli.run("import", "ledgerq", str(left), "--queue", "orders")
-    assert ran.out.splitlines() == ["1 item imported", "1 left out: given out by LedgerQ already", "1 left out: expired"]
-    assert ran.err.count("\n") == 1 and "--all takes them all" in ran.err
+    assert ran.out.splitlines() == ["1 item imported", "1 skipped: already delivered by LedgerQ", "1 skipped: expired"]
+    assert ran.err.count("\n") == 1 and "--all imports them all" in ran.err
 
 
 def test_all_of_them(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
@@ -108,7 +108,7 @@ def test_what_our_limits_refuse_is_told(orders_cli: CommandLine, left: LedgerQDi
     left.add(entry(1, b"a", headers={b"customer": b"k" * 2000}), entry(2, b"b", headers={b"customer": b"ann"}))
     found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer", code=1)
     assert found["imported"] == 1
-    assert found["skipped"][0]["why"].startswith("message 1 is not taken: a key has 2000 bytes")
+    assert found["skipped"][0]["why"].startswith("message 1 is not imported: a key has 2000 bytes")
 
 
 def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
@@ -121,7 +121,8 @@ def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirector
 def test_going_on_behind_a_message(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
-    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")["imported"] == 4
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")
+    assert (found["imported"], found["imported_before"], found["consumed"]) == (4, 6, 0)
 
 
 def test_an_import_cut_short_says_how_to_go_on(orders_cli: CommandLine, left: LedgerQDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +133,7 @@ def test_an_import_cut_short_says_how_to_go_on(orders_cli: CommandLine, left: Le
     with orders_cli.open() as broker:
         broker.queue("small").pause(lease=False)
     said = orders_cli.refused("import", "ledgerq", str(left), "--queue", "small", code=9)
-    assert "0 items imported before; go on with --after 0" in said
+    assert "0 items imported before; continue with --after 0" in said
 
 
 def test_metadata_that_cannot_be_used(orders_cli: CommandLine, left: LedgerQDirectory) -> None:

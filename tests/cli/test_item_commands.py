@@ -99,7 +99,7 @@ def test_items(busy: CommandLine) -> None:
     lines = busy.out("items", "orders", "--state", "ready").splitlines()
     assert lines[0].split() == ["ID", "STATE", "KEY", "KIND", "ATTEMPTS", "PRODUCED", "PAYLOAD", "REASON"]
     assert '{"n":2}' in lines[1]
-    assert busy.out("items", "orders", "--state", "buried") == "there are none"
+    assert busy.out("items", "orders", "--state", "buried") == "there are no such items"
 
 
 def test_pages_of_items(busy: CommandLine) -> None:
@@ -224,7 +224,7 @@ def test_redrive_with_a_filter(cli: CommandLine) -> None:
     where = ["dead", "redrive", "dead", "--to", "q", "--where", "kind=invoice", "--where", "origin_queue=q"]
     preview = cli.json(*where, "--preview")
     assert preview["items"] == 3 and len(preview["ids"]) == 3
-    assert cli.out(*where, "--preview").splitlines() == ["3 items would go from dead to q", "  " + ", ".join(preview["ids"])]
+    assert cli.out(*where, "--preview").splitlines() == ["3 items would be sent from dead to q", "  " + ", ".join(preview["ids"])]
     assert cli.json(*where, "--limit", "2")["items"] == 2
     assert cli.out(*where) == "1 item sent from dead to q"
     assert cli.out(*where) == "0 items sent from dead to q"

@@ -71,7 +71,7 @@ def test_a_bomb_does_not_go_off() -> None:
     ("given", "why"),
     [
         (entry(9, b"secret", flags=2), "encrypted"),
-        (entry(9, b"", kind=2), "an entry of type 2"),
+        (entry(9, b"", kind=2), "its type 2 holds no message"),
         (entry(9, b"x", compression=7), "its compression 07 is not known"),
         (entry(9, b"not gzip", compression=1), "cannot be decompressed"),
         (entry(9, zipped(1, b"x" * 100)[30:50], compression=1), "cannot be decompressed"),
@@ -86,7 +86,7 @@ def test_whole_entries_that_cannot_be_used_are_told(given: bytes, why: str) -> N
     first, bad, last = read(segment(A, given, C))
     assert isinstance(first, LedgerEntry) and isinstance(last, LedgerEntry)
     assert isinstance(bad, SkippedBytes)
-    assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not taken") and not bad.torn
+    assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not imported") and not bad.torn
     assert bad.where == 64 + len(A) and bad.size == len(given) - 4
 
 

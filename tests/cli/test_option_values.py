@@ -56,12 +56,12 @@ def test_not_a_size(text: str) -> None:
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (option_values.duration_or_none, "none", None),
-        (option_values.duration_or_none, "5m", 300),
-        (option_values.size_or_none, "None", None),
-        (option_values.size_or_none, "1k", 1024),
-        (option_values.number_or_none, "none", None),
-        (option_values.number_or_none, "1,000", 1000),
+        (option_values.or_none(option_values.parse_duration), "none", None),
+        (option_values.or_none(option_values.parse_duration), "5m", 300),
+        (option_values.or_none(option_values.parse_size), "None", None),
+        (option_values.or_none(option_values.parse_size), "1k", 1024),
+        (option_values.or_none(option_values.parse_number), "none", None),
+        (option_values.or_none(option_values.parse_number), "1,000", 1000),
         (option_values.parse_number, "10_000", 10_000),
     ],
 )

@@ -40,7 +40,7 @@ def test_sound_logs(orders_cli: CommandLine) -> None:
     found = orders_cli.json("verify", "orders")
     assert found["sound"] and [log["partition"] for log in found["logs"]] == [0, 1]
     assert len(orders_cli.json("verify", "orders", "--partition", "1")["logs"]) == 1
-    assert orders_cli.out("repair") == "nothing needs mending"
+    assert orders_cli.out("repair") == "nothing needs repair"
     assert orders_cli.json("repair")["mended"] == 0
 
 
@@ -63,8 +63,8 @@ def test_damage_is_found_mended_and_known(damaged: CommandLine) -> None:
     assert Path(kept).read_bytes() == before
     assert Path(lines[-1].rpartition(" ")[2]).exists()
 
-    assert "1 gap mended before" in damaged.out("verify")
-    assert damaged.out("repair") == "nothing needs mending"
+    assert "1 gap repaired before" in damaged.out("verify")
+    assert damaged.out("repair") == "nothing needs repair"
     payloads = [one["payload"] for one in damaged.json("items", "orders.dead")]
     assert payloads == [f"item {number}" for number in range(20) if number != 7]
 
@@ -88,7 +88,7 @@ def test_a_log_that_cannot_be_mended(damaged: CommandLine) -> None:
     other = log_of(damaged, "orders")
     path.write_bytes(other.read_bytes())  # another partition's frames
     ran = damaged.run("repair", code=1)
-    assert "! orders.dead 0 cannot be mended" in ran.out
+    assert "! orders.dead 0 cannot be repaired" in ran.out
     assert damaged.json("repair", code=1)["failed"] == 1
     assert "does not open" in damaged.out("verify", code=1)
 
@@ -107,7 +107,7 @@ def test_a_torn_end_is_no_damage(orders_cli: CommandLine) -> None:
     path = log_of(orders_cli, "orders.dead")
     with path.open("ab") as file:
         file.write(b"\x01\x02\x03")
-    assert "3 bytes of a write that was cut off at the end" in orders_cli.out("verify")
+    assert "3 bytes of an incomplete write at the end" in orders_cli.out("verify")
 
 
 def test_verify_and_repair_while_another_owns_it(damaged: CommandLine) -> None:

@@ -46,7 +46,7 @@ def test_a_broker_that_is_not_there(cli: CommandLine, words: tuple[str, str]) ->
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("load orders nope.csv", 5, "there is no 'nope.csv'; mend the path"),
+        ("load orders nope.csv", 5, "there is no 'nope.csv'; fix the path"),
         ("load orders", 2, "missing argument 'SOURCE"),
         ("load orders /dev/null --option sep", 2, "--option is 'sep'; give it as sep=;"),
         ("load orders /dev/null --conf x", 2, "--conf is 'x'; give it as spark.driver.memory=4g"),
@@ -65,7 +65,7 @@ def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, 
     [
         ("load nope /dev/null --format csv", 5, "there is no queue 'nope'"),
         ("load orders /dev/null --format xml", 2, "format is 'xml'; use parquet, csv, json"),
-        ("load orders /dev/null --load-id ' '", 2, "load_id is empty"),
+        ("load orders /dev/null --load-id ' '", 2, "--load-id is empty"),
         ("load orders /dev/null --order-by 'a sideways'", 2, "orderBy has 'a sideways'"),
         ("load orders /dev/null --master local[x]", 2, "--master is 'local[x]'; give local[*]"),
         ("archive nope lake", 5, "there is no queue 'nope'"),

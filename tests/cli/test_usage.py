@@ -109,6 +109,10 @@ def test_only_create_makes_a_directory(cli: CommandLine, line: str) -> None:
         ("queue create a --dead-queue orders", 2, "has a dead queue of its own"),
         ("queue create a --durability maybe", 2, "--durability is 'maybe'"),
         ("queue create a --max-attempts -1", 2, "--max-attempts is -1"),
+        ("queue update orders --retention-max-segments -1", 2, "--retention-max-segments is -1; give"),
+        ("queue update orders --retention-max-age 9999999w", 2, "--retention-max-age is 6047999395200"),
+        ("queue create a --retention-max-bytes 9999999TiB", 2, "--retention-max-bytes is 10995"),
+        ("queue create a --max-bytes 9999999999TiB", 2, "--max-bytes is 10995"),
         ("queue info nope", 5, "there is no queue 'nope'"),
         ("queue delete nope --yes", 5, "there is no queue 'nope'"),
         ("queue update nope --ttl 1h", 5, "there is no queue 'nope'"),
@@ -155,6 +159,13 @@ def test_the_broker_may_be_named_before_or_behind(orders_cli: CommandLine) -> No
         assert "orders.dead" in orders_cli.run(*args, broker="elsewhere").out
     assert "orders.dead" in orders_cli.run("--broker", "elsewhere", "queue", "list", "--broker", target, broker="").out
     assert json.loads(orders_cli.run("--json", "queue", "list").out) == orders_cli.json("queue", "list")
+
+
+def test_a_tilde_in_the_broker_path_is_the_home_directory(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(orders_cli.target.parent))
+    target = f"~/{orders_cli.target.name}"
+    for args in (["queue", "list"], ["stats"], ["verify"], ["produce", "orders", "x"]):
+        orders_cli.run(*args, broker=target)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +224,19 @@ def test_ctrl_c_is_quiet(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatc
 def test_asked_and_answered(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
     ran = orders_cli.run("queue", "delete", "orders", input="n\n", code=1)
-    assert "This removes queue orders with 0 unresolved items. Go on?" in ran.err and "nothing was changed" in ran.err
-    assert orders_cli.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders is gone\n")
+    assert "This deletes queue orders with 0 unresolved items. Continue?" in ran.err and "nothing was changed" in ran.err
+    assert orders_cli.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders deleted\n")
+
+
+@pytest.mark.parametrize("command", ["delete", "clear"])
+def test_the_broker_has_no_owner_while_the_user_is_asked(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def confirm(*_: object, **options: object) -> bool:
+        orders_cli.open().close()
+        return True
+
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    orders_cli.run("queue", command, "orders")
 
 
 def test_without_what_it_needs_it_says_what_to_install() -> None:
