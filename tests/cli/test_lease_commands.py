@@ -1,4 +1,4 @@
-"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: tokens are all that is needed."""
+"""`penstock lease`, `complete`, `retry`, `bury`, `extend`."""
 
 import re
 
@@ -19,7 +19,7 @@ def test_lease_and_complete(four: CommandLine) -> None:
     assert lines[0].split() == ["ID", "KEY", "ATTEMPTS", "PAYLOAD", "TOKEN"]
     token = lines[1].split()[-1]
     assert four.out("complete", token) == "1 item completed"
-    assert four.out("complete", token) == "1 item completed"  # once more does no harm
+    assert four.out("complete", token) == "1 item completed"  # completing again has no effect
     assert four.json("stats", "orders")["completed"] == 1
 
 

@@ -85,7 +85,7 @@ def test_a_bad_line_stops_and_everything_before_it_is_stored(orders_cli: Command
     assert sorted(one["value"]["n"] for one in orders_cli.json("items", "orders")) == [1, 2]
 
 
-def test_bad_lines_are_left_out_and_counted(orders_cli: CommandLine) -> None:
+def test_bad_lines_are_skipped_and_counted(orders_cli: CommandLine) -> None:
     text = '{"k":"a"}\n' + "nonsense\n" * 15 + '{"other":1}\n{"k":"b"}\n'
     ran = orders_cli.run("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text)
     assert ran.out == "2 items produced, 16 bad lines skipped\n"
@@ -94,7 +94,7 @@ def test_bad_lines_are_left_out_and_counted(orders_cli: CommandLine) -> None:
     assert orders_cli.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "bad": 1}
 
 
-def test_what_the_queue_would_refuse_is_a_bad_line_too(orders_cli: CommandLine) -> None:
+def test_an_item_that_the_queue_refuses_is_a_bad_line(orders_cli: CommandLine) -> None:
     long = "k" * 2000
     text = f'{{"k":"a"}}\n{{"k":"{long}"}}\n{{"k":"b"}}\n'
     said = orders_cli.refused("produce", "orders", "--jsonl", "--key-field", "k", input=text)
@@ -111,7 +111,7 @@ def test_batches_keep_the_order(orders_cli: CommandLine, monkeypatch: pytest.Mon
     assert [one["payload"] for one in orders_cli.json("items", "orders", "--limit", "1000")] == [str(number) for number in range(100)] * 2
 
 
-def test_a_full_queue_says_how_far_it_came(orders_cli: CommandLine) -> None:
+def test_a_full_queue_reports_how_many_items_were_stored(orders_cli: CommandLine) -> None:
     orders_cli.run("queue", "create", "small", "--max-items", "10")
     said = orders_cli.refused("produce", "small", "--lines", "--batch", "4", "--timeout", "0s", input="x\n" * 20, code=9)
     assert "full" in said and said.endswith("; 8 items stored before")

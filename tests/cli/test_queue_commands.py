@@ -1,4 +1,4 @@
-"""`penstock queue …`: each command does what it says, and says what it did."""
+"""`penstock queue …`: the effect and the answer of each command."""
 
 import pytest
 
@@ -126,7 +126,7 @@ def test_compact(orders_cli: CommandLine) -> None:
     assert " freed: " in orders_cli.out("queue", "compact", "orders", "--partition", "0")
 
 
-def test_delete_waits_for_a_word(orders_cli: CommandLine) -> None:
+def test_delete_needs_yes_without_a_terminal(orders_cli: CommandLine) -> None:
     orders_cli.run("produce", "orders", "x")
     assert orders_cli.refused("queue", "delete", "orders") == "this deletes queue orders with 1 unresolved item; add --yes to do it"
     assert "dead queue" in orders_cli.refused("queue", "delete", "orders.dead", "--yes")

@@ -22,7 +22,7 @@ def make(payload: bytes, **own: Any) -> NewItem:
 
 
 def of(found: Iterator[text_input.NumberedItem]) -> list[tuple[int, Any, Any]]:
-    """Line, payload or what is wrong, key."""
+    """(line, payload or problem, key) of each line."""
     return [(line, one, None) if isinstance(one, str) else (line, one.payload, one.key) for line, one in found]
 
 
@@ -49,7 +49,7 @@ def test_a_line_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPa
         list(InputLines(BytesIO(b"short\n" + b"x" * 5 * text_input.CHUNK)))
 
 
-def test_it_says_when_it_has_to_wait_for_more() -> None:
+def test_on_pause_is_called_before_waiting_for_input() -> None:
     reads, writes = os.pipe()
     said: list[int] = []
 
@@ -61,7 +61,7 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
             os.close(writes)
 
     os.write(writes, b"one\ntwo\n")
-    watchdog = Timer(20, os.close, [writes])  # only a reader that says nothing waits so long
+    watchdog = Timer(20, os.close, [writes])  # ends a reader that does not call on_pause
     watchdog.start()
     with os.fdopen(reads, "rb") as stream:
         lines = InputLines(stream, waits)
@@ -70,7 +70,7 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
     assert said == [2, 3]
 
 
-def test_what_was_read_is_counted() -> None:
+def test_on_read_counts_the_bytes() -> None:
     sizes: list[int] = []
     list(InputLines(BytesIO(b"a\nbc\n"), on_read=sizes.append))
     assert sum(sizes) == 5
