@@ -1,6 +1,6 @@
-"""The command line as a person or a script uses it, in this process.
+"""Runs commands in the process of the tests.
 
-Owns: `CommandLine`, which runs commands on a broker of its own and looks at what they print.
+Owns: `CommandLine`, which runs commands on a broker and checks their output.
 """
 
 import json
@@ -20,14 +20,14 @@ from penstock.cli.app import app
 from tests.api.both_apis import run_all_turns
 
 MEMORY = "/dev/shm"
-"""Where there is a file system in memory, brokers of these tests lie there: syncing is not what they are about."""
+"""A file system in memory, used for the brokers of these tests if it exists, because syncs are faster there."""
 
 _command = typer.main.get_command(app)
-typer.testing._get_command = lambda _: _command  # type: ignore[attr-defined, assignment]  # not built anew for every run
+typer.testing._get_command = lambda _: _command  # type: ignore[attr-defined, assignment]  # built once, not for every run
 
 
 class CommandResult(NamedTuple):
-    """What a command did."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -35,7 +35,7 @@ class CommandResult(NamedTuple):
 
 
 class CommandLine:
-    """Runs commands on one broker. Whatever ends badly must say so in one line."""
+    """Runs commands on one broker."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -50,17 +50,17 @@ class CommandLine:
         return ran
 
     def out(self, *args: str, code: int = 0, input: str | bytes | None = None) -> str:
-        """What it prints; nothing else is said."""
+        """The output of a command that must print nothing to stderr."""
         ran = self.run(*args, code=code, input=input)
         assert ran.err == ""
         return ran.out.rstrip("\n")
 
     def json(self, *args: str, code: int = 0, input: str | bytes | None = None) -> Any:
-        """The one document it prints."""
+        """The JSON document that a command prints."""
         return json.loads(self.run(*args, "--json", code=code, input=input).out)
 
     def refused(self, *args: str, code: int = 2, input: str | bytes | None = None, broker: str | None = None) -> str:
-        """The one line it says instead of an answer: what is wrong; what to do."""
+        """The error of a command that must print one line, "what is wrong; what to do", and no answer."""
         ran = self.run(*args, code=code, input=input, broker=broker)
         assert ran.out == ""
         assert ran.err.count("\n") == 1, ran.err
@@ -73,13 +73,13 @@ class CommandLine:
 
     @contextmanager
     def open_unthreaded(self) -> Iterator[penstock.Broker]:
-        """The broker, in which nothing happens by itself; at the end all that was sent has arrived."""
+        """The broker without threads; at the end all turns are run, so that transfers have arrived."""
         with penstock.open(self.target, threaded=False) as broker:
             yield broker
             run_all_turns(broker)
 
     def files(self) -> dict[str, bytes]:
-        """Every file of the broker."""
+        """The content of every file of the broker."""
         return {str(path.relative_to(self.target)): path.read_bytes() for path in sorted(self.target.rglob("*")) if path.is_file()}
 
 
@@ -94,7 +94,7 @@ def cli(tmp_path: Path) -> Iterator[CommandLine]:
 
 @pytest.fixture
 def orders_cli(cli: CommandLine) -> CommandLine:
-    """A broker with orders, and a dead queue for them."""
+    """A broker with the queue orders and its dead queue."""
     with cli.open() as broker:
         broker.create_queue("orders.dead")
         broker.create_queue("orders", partitions=2, dead_queue="orders.dead", max_attempts=2)

@@ -1,7 +1,7 @@
 """Files as LedgerQ's code writes them, byte by byte.
 
-Owns: `entry`, `segment`, `metadata`, `index` and `Queue`, a directory of them. Written from the description of the format, not from the
-reader under test.
+Owns: `entry`, `segment`, `metadata`, `index` and `LedgerQDirectory`, a directory of them. Written from the description
+of the format, not from the reader under test.
 """
 
 import gzip
@@ -30,7 +30,7 @@ def entry(
     kind: int = 1,
     flags: int = 0,
 ) -> bytes:
-    """An entry with the four bytes behind it. With `compression` the payload is as it lies on disk."""
+    """An entry with the four unused bytes after it. With `compression` the payload must be compressed already."""
     body = struct.pack("<Qq", id, time)
     if priority is not None:
         flags |= 16
@@ -71,7 +71,7 @@ def index(base: int, *entries: tuple[int, int, int]) -> bytes:
 
 
 class LedgerQDirectory:
-    """A directory that LedgerQ left."""
+    """A directory of LedgerQ."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir()
@@ -79,7 +79,7 @@ class LedgerQDirectory:
         self._number = 0
 
     def add(self, *entries: bytes) -> Path:
-        """Another segment."""
+        """Add a segment with these entries."""
         path = self.directory / f"{self._number:020d}.log"
         path.write_bytes(segment(*entries, base=self._number))
         self._number += 1_000

@@ -1,4 +1,4 @@
-"""`penstock import ledgerq`: what is there is taken over, what is not whole is told, and nothing is written there."""
+"""`penstock import ledgerq`: whole messages are imported, damage is listed, and the directory is not changed."""
 
 import os
 from pathlib import Path
@@ -39,15 +39,15 @@ def test_messages_become_items(orders_cli: CommandLine, left: LedgerQDirectory) 
     assert {path.name: path.read_bytes() for path in left.directory.iterdir()} == before
 
 
-def test_the_answer_in_words(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_the_answer_as_text(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a", priority=1), entry(2, b"b"), entry(3, b"c", expires=NOW + 1))
     left.read_up_to(2)
     ran = orders_cli.run("import", "ledgerq", str(left), "--queue", "orders")
-    assert ran.out.splitlines() == ["1 item imported", "1 left out: given out by LedgerQ already", "1 left out: expired"]
-    assert ran.err.count("\n") == 1 and "--all takes them all" in ran.err
+    assert ran.out.splitlines() == ["1 item imported", "1 skipped: already delivered by LedgerQ", "1 skipped: expired"]
+    assert ran.err.count("\n") == 1 and "--all imports them all" in ran.err
 
 
-def test_all_of_them(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_import_all_includes_delivered_messages(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a"), entry(2, b"b"))
     left.read_up_to(3)
     assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders")["imported"] == 0
@@ -74,7 +74,7 @@ def test_a_crash_left_a_torn_end_and_no_metadata(orders_cli: CommandLine, left: 
     assert "there is no metadata.dat" in found["notes"][0]
 
 
-def test_damage_is_passed_over_and_told(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_damage_is_skipped_and_listed(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     path = left.add(entry(1, b"one"), entry(2, b"two"), entry(3, b"three"))
     data = bytearray(path.read_bytes())
     data[64 + 33 + 25] ^= 1
@@ -85,7 +85,7 @@ def test_damage_is_passed_over_and_told(orders_cli: CommandLine, left: LedgerQDi
     assert [item["payload"] for item in orders_cli.json("items", "orders")] == ["one", "three"]
 
 
-def test_a_damaged_header_hides_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_entries_behind_a_damaged_header_are_imported(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     path = left.add(entry(1, b"one"))
     data = bytearray(path.read_bytes())
     data[20] ^= 1
@@ -94,7 +94,7 @@ def test_a_damaged_header_hides_nothing(orders_cli: CommandLine, left: LedgerQDi
     assert found["imported"] == 1 and found["skipped"][0]["why"] == "the header is damaged"
 
 
-def test_files_that_are_not_ours_or_not_known(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_foreign_files_and_unknown_versions_are_skipped(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"one"))
     (left.directory / f"{5:020d}.log").write_bytes(b"something else entirely, but as long as the header of a segment must be")
     (left.directory / f"{6:020d}.log").write_bytes(b"")
@@ -104,11 +104,11 @@ def test_files_that_are_not_ours_or_not_known(orders_cli: CommandLine, left: Led
     assert [one["why"] for one in found["skipped"]] == ["it is not a segment of LedgerQ", "the header is cut off"]
 
 
-def test_what_our_limits_refuse_is_told(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_messages_over_the_limits_of_an_item_are_listed(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(entry(1, b"a", headers={b"customer": b"k" * 2000}), entry(2, b"b", headers={b"customer": b"ann"}))
     found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--key-header", "customer", code=1)
     assert found["imported"] == 1
-    assert found["skipped"][0]["why"].startswith("message 1 is not taken: a key has 2000 bytes")
+    assert found["skipped"][0]["why"].startswith("message 1 is not imported: a key has 2000 bytes")
 
 
 def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
@@ -118,13 +118,16 @@ def test_a_dry_run_stores_nothing(orders_cli: CommandLine, left: LedgerQDirector
     assert orders_cli.files() == before
 
 
-def test_going_on_behind_a_message(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
+def test_import_after_a_message(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
-    assert orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")["imported"] == 4
+    found = orders_cli.json("import", "ledgerq", str(left), "--queue", "orders", "--after", "6")
+    assert (found["imported"], found["imported_before"], found["consumed"]) == (4, 6, 0)
 
 
-def test_an_import_cut_short_says_how_to_go_on(orders_cli: CommandLine, left: LedgerQDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_import_prints_how_to_continue(
+    orders_cli: CommandLine, left: LedgerQDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledgerq_import, "BATCH", 3)
     left.add(*(entry(id, b"x") for id in range(1, 11)))
     left.read_up_to(1)
@@ -132,7 +135,7 @@ def test_an_import_cut_short_says_how_to_go_on(orders_cli: CommandLine, left: Le
     with orders_cli.open() as broker:
         broker.queue("small").pause(lease=False)
     said = orders_cli.refused("import", "ledgerq", str(left), "--queue", "small", code=9)
-    assert "0 items imported before; go on with --after 0" in said
+    assert "0 items imported before; continue with --after 0" in said
 
 
 def test_metadata_that_cannot_be_used(orders_cli: CommandLine, left: LedgerQDirectory) -> None:
@@ -142,7 +145,7 @@ def test_metadata_that_cannot_be_used(orders_cli: CommandLine, left: LedgerQDire
     assert found["imported"] == 1 and "it has 5 bytes instead of 24" in found["notes"][0]
 
 
-def test_wrong_places(orders_cli: CommandLine, left: LedgerQDirectory, tmp_path: Path) -> None:
+def test_directories_that_cannot_be_imported(orders_cli: CommandLine, left: LedgerQDirectory, tmp_path: Path) -> None:
     assert "cannot be read" in orders_cli.refused("import", "ledgerq", str(tmp_path / "nowhere"), "--queue", "orders", code=5)
     assert "holds no segment" in orders_cli.refused("import", "ledgerq", str(left), "--queue", "orders", code=5)
     left.add(entry(1, b"one"))

@@ -1,4 +1,4 @@
-"""`penstock stats`, `items`, `item`, `explain`, `keys`, `dead`, `watch`: what is there, without touching it."""
+"""`penstock stats`, `items`, `item`, `explain`, `keys`, `dead`, `watch`."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.cli.conftest import CommandLine
 
 @pytest.fixture
 def busy(orders_cli: CommandLine) -> CommandLine:
-    """Orders in every state: one of ann's is leased and one waits behind it, one was buried, one is scheduled, one completed."""
+    """Orders in every state: one of key ann is leased and one waits for it; others are buried, scheduled, completed."""
     with orders_cli.open_unthreaded() as broker:
         orders = broker.queue("orders")
         orders.produce({"n": 0}, kind="order")
@@ -45,7 +45,7 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_looking_writes_nothing_and_takes_no_lock(busy: CommandLine, args: list[str]) -> None:
+def test_reading_commands_write_nothing_and_take_no_lock(busy: CommandLine, args: list[str]) -> None:
     with busy.open() as broker:
         broker.queue("orders").stats()
         before = busy.files()
@@ -55,7 +55,7 @@ def test_looking_writes_nothing_and_takes_no_lock(busy: CommandLine, args: list[
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_looking_at_nothing_makes_nothing(cli: CommandLine, args: list[str]) -> None:
+def test_reading_commands_make_no_directory(cli: CommandLine, args: list[str]) -> None:
     assert "there is no directory" in cli.refused(*args, code=5)
     cli.target.mkdir()
     assert "holds no broker" in cli.refused(*args, code=5)
@@ -99,7 +99,7 @@ def test_items(busy: CommandLine) -> None:
     lines = busy.out("items", "orders", "--state", "ready").splitlines()
     assert lines[0].split() == ["ID", "STATE", "KEY", "KIND", "ATTEMPTS", "PRODUCED", "PAYLOAD", "REASON"]
     assert '{"n":2}' in lines[1]
-    assert busy.out("items", "orders", "--state", "buried") == "there are none"
+    assert busy.out("items", "orders", "--state", "buried") == "there are no such items"
 
 
 def test_pages_of_items(busy: CommandLine) -> None:
@@ -145,7 +145,7 @@ def test_explain(busy: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("command", ["item", "explain"])
-def test_ids_that_are_none(busy: CommandLine, command: str) -> None:
+def test_wrong_ids_are_refused(busy: CommandLine, command: str) -> None:
     assert "is not the id of an item" in busy.refused(command, "orders", "x")
     assert "there is no item" in busy.refused(command, "orders", "0-999", code=5)
     assert "has no partition 9" in busy.refused(command, "orders", "9-0", code=5)
@@ -198,7 +198,7 @@ def test_dead_letters(busy: CommandLine) -> None:
         assert r"no\ngood" in busy.out("dead", "list", queue)
 
 
-def test_what_is_buried_in_place(cli: CommandLine) -> None:
+def test_items_buried_without_a_dead_queue(cli: CommandLine) -> None:
     with cli.open() as broker:
         queue = broker.create_queue("q")
         queue.produce_many(["a", "b", "c"])
@@ -224,7 +224,7 @@ def test_redrive_with_a_filter(cli: CommandLine) -> None:
     where = ["dead", "redrive", "dead", "--to", "q", "--where", "kind=invoice", "--where", "origin_queue=q"]
     preview = cli.json(*where, "--preview")
     assert preview["items"] == 3 and len(preview["ids"]) == 3
-    assert cli.out(*where, "--preview").splitlines() == ["3 items would go from dead to q", "  " + ", ".join(preview["ids"])]
+    assert cli.out(*where, "--preview").splitlines() == ["3 items would be sent from dead to q", "  " + ", ".join(preview["ids"])]
     assert cli.json(*where, "--limit", "2")["items"] == 2
     assert cli.out(*where) == "1 item sent from dead to q"
     assert cli.out(*where) == "0 items sent from dead to q"
@@ -249,7 +249,7 @@ def test_a_wrong_redrive(busy: CommandLine, args: list[str], code: int, said: st
 
 
 class ScriptedEvent:
-    """In place of an Event: instead of waiting, something happens in the queue; after three looks the user has seen enough."""
+    """Replaces Event: each wait changes the queue instead; the third one raises KeyboardInterrupt."""
 
     def __init__(self, steps: Iterator[None]) -> None:
         self._steps = steps
@@ -285,6 +285,6 @@ def test_watching_in_a_pipe(orders_cli: CommandLine, monkeypatch: pytest.MonkeyP
     assert [line.split()[1] for line in lines if line.startswith("orders ")] == ["0", "10", "30"]
 
 
-def test_watching_wrongly(orders_cli: CommandLine) -> None:
+def test_wrong_options_of_watch(orders_cli: CommandLine) -> None:
     assert "--interval is '0'" in orders_cli.refused("watch", "--interval", "0")
     assert "there is no queue 'nope'" in orders_cli.refused("watch", "nope", "--once", code=5)

@@ -1,4 +1,4 @@
-"""LedgerQ's files: every whole entry is read, nothing else is."""
+"""Files of LedgerQ: every whole entry is read, and nothing else."""
 
 import struct
 
@@ -61,7 +61,7 @@ def test_compressed_payloads() -> None:
     assert payloads(segment(zipped(1, b"long " * 1000, priority=1), B)) == [b"long " * 1000, b"beta"]
 
 
-def test_a_bomb_does_not_go_off() -> None:
+def test_decompression_stops_above_the_limit() -> None:
     (bomb, after) = read(segment(zipped(1, bytes(MAX_PAYLOAD_BYTES + 1)), B))
     assert isinstance(bomb, SkippedBytes) and "more than 16,777,216 bytes" in bomb.why
     assert isinstance(after, LedgerEntry)
@@ -71,7 +71,7 @@ def test_a_bomb_does_not_go_off() -> None:
     ("given", "why"),
     [
         (entry(9, b"secret", flags=2), "encrypted"),
-        (entry(9, b"", kind=2), "an entry of type 2"),
+        (entry(9, b"", kind=2), "its type 2 holds no message"),
         (entry(9, b"x", compression=7), "its compression 07 is not known"),
         (entry(9, b"not gzip", compression=1), "cannot be decompressed"),
         (entry(9, zipped(1, b"x" * 100)[30:50], compression=1), "cannot be decompressed"),
@@ -82,11 +82,11 @@ def test_a_bomb_does_not_go_off() -> None:
         (entry(9, b"\x05", flags=8), "its fields do not fit"),
     ],
 )
-def test_whole_entries_that_cannot_be_used_are_told(given: bytes, why: str) -> None:
+def test_unusable_entries_are_reported(given: bytes, why: str) -> None:
     first, bad, last = read(segment(A, given, C))
     assert isinstance(first, LedgerEntry) and isinstance(last, LedgerEntry)
     assert isinstance(bad, SkippedBytes)
-    assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not taken") and not bad.torn
+    assert bad.id == 9 and why in bad.why and bad.why.startswith("message 9 is not imported") and not bad.torn
     assert bad.where == 64 + len(A) and bad.size == len(given) - 4
 
 
@@ -123,18 +123,18 @@ def test_every_bit_of_an_entry_in_the_middle() -> None:
             assert gap.where == start and not gap.torn and gap.why == "damaged"
 
 
-def test_rubbish_between_entries() -> None:
+def test_garbage_between_entries() -> None:
     found = read(segment(A, b"\x01\x02\x03" * 40, B))
     assert [type(one).__name__ for one in found] == ["LedgerEntry", "SkippedBytes", "LedgerEntry"]
 
 
-def test_zeros_at_the_end_are_nothing() -> None:
+def test_zeros_at_the_end_are_ignored() -> None:
     assert payloads(segment(A, bytes(1000))) == [b"alpha"]
     assert len(read(segment(A, bytes(1000)))) == 1
 
 
 @given(st.binary(max_size=300))
-def test_rubbish_is_never_a_message(rubbish: bytes) -> None:
+def test_garbage_is_never_a_message(rubbish: bytes) -> None:
     found = read(segment(rubbish))
     assert not any(isinstance(one, LedgerEntry) for one in found)
     assert payloads(segment(A, rubbish, C))[:1] == [b"alpha"]

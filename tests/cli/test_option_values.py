@@ -1,4 +1,4 @@
-"""Durations, sizes, times and pairs, as they are typed."""
+"""Parsing of durations, sizes, times and pairs."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,16 +56,16 @@ def test_not_a_size(text: str) -> None:
 @pytest.mark.parametrize(
     ("read", "text", "value"),
     [
-        (option_values.duration_or_none, "none", None),
-        (option_values.duration_or_none, "5m", 300),
-        (option_values.size_or_none, "None", None),
-        (option_values.size_or_none, "1k", 1024),
-        (option_values.number_or_none, "none", None),
-        (option_values.number_or_none, "1,000", 1000),
+        (option_values.or_none(option_values.parse_duration), "none", None),
+        (option_values.or_none(option_values.parse_duration), "5m", 300),
+        (option_values.or_none(option_values.parse_size), "None", None),
+        (option_values.or_none(option_values.parse_size), "1k", 1024),
+        (option_values.or_none(option_values.parse_number), "none", None),
+        (option_values.or_none(option_values.parse_number), "1,000", 1000),
         (option_values.parse_number, "10_000", 10_000),
     ],
 )
-def test_none_is_a_word(read: Callable[[str, str], Any], text: str, value: float | None) -> None:
+def test_none_gives_no_value(read: Callable[[str, str], Any], text: str, value: float | None) -> None:
     assert read(text, "--it") == value
 
 
@@ -105,7 +105,7 @@ def test_weights() -> None:
 
 
 @given(st.text(max_size=12))
-def test_whatever_is_typed_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     for read in (option_values.parse_duration, option_values.parse_size, option_values.parse_number, option_values.parse_time):
         with suppress(CommandFailed):
             read(text, "--it")

@@ -81,20 +81,20 @@ def test_csv_with_keys_and_kinds(orders_cli: CommandLine) -> None:
 def test_a_bad_line_stops_and_everything_before_it_is_stored(orders_cli: CommandLine) -> None:
     said = orders_cli.refused("produce", "orders", "--jsonl", input='{"n":1}\n{"n":2}\n{bad\n{"n":4}\n')
     assert said.startswith("line 3 is not JSON")
-    assert said.endswith("; mend it and go on from there, or leave such lines out with --skip-bad; 2 items stored before")
+    assert said.endswith("; fix it and continue from that line, or skip such lines with --skip-bad; 2 items stored before")
     assert sorted(one["value"]["n"] for one in orders_cli.json("items", "orders")) == [1, 2]
 
 
-def test_bad_lines_are_left_out_and_counted(orders_cli: CommandLine) -> None:
+def test_bad_lines_are_skipped_and_counted(orders_cli: CommandLine) -> None:
     text = '{"k":"a"}\n' + "nonsense\n" * 15 + '{"other":1}\n{"k":"b"}\n'
     ran = orders_cli.run("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text)
-    assert ran.out == "2 items produced, 16 bad lines left out\n"
+    assert ran.out == "2 items produced, 16 bad lines skipped\n"
     assert ran.err.splitlines()[0].startswith("penstock: line 2 is not JSON")
     assert len(ran.err.splitlines()) == 10
     assert orders_cli.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "bad": 1}
 
 
-def test_what_the_queue_would_refuse_is_a_bad_line_too(orders_cli: CommandLine) -> None:
+def test_an_item_that_the_queue_refuses_is_a_bad_line(orders_cli: CommandLine) -> None:
     long = "k" * 2000
     text = f'{{"k":"a"}}\n{{"k":"{long}"}}\n{{"k":"b"}}\n'
     said = orders_cli.refused("produce", "orders", "--jsonl", "--key-field", "k", input=text)
@@ -111,7 +111,7 @@ def test_batches_keep_the_order(orders_cli: CommandLine, monkeypatch: pytest.Mon
     assert [one["payload"] for one in orders_cli.json("items", "orders", "--limit", "1000")] == [str(number) for number in range(100)] * 2
 
 
-def test_a_full_queue_says_how_far_it_came(orders_cli: CommandLine) -> None:
+def test_a_full_queue_reports_how_many_items_were_stored(orders_cli: CommandLine) -> None:
     orders_cli.run("queue", "create", "small", "--max-items", "10")
     said = orders_cli.refused("produce", "small", "--lines", "--batch", "4", "--timeout", "0s", input="x\n" * 20, code=9)
     assert "full" in said and said.endswith("; 8 items stored before")
@@ -131,7 +131,7 @@ def test_progress_does_not_touch_the_answer(orders_cli: CommandLine) -> None:
         (["--lines", "--jsonl"], "--lines and --jsonl were both given"),
         (["x", "--lines"], "--lines reads a file or stdin, and a VALUE was given"),
         (["x", "--from", "f"], "a VALUE and --from were both given"),
-        (["x", "--key-field", "k"], "--key-field is of records"),
+        (["x", "--key-field", "k"], "--key-field needs records"),
         (["--jsonl", "--key", "a", "--key-column", "k"], "--key and --key-field were both given"),
         (["x", "--at", "tomorrow"], "--at is 'tomorrow'; give a time"),
         (["x", "--at", "2030-01-01", "--delay", "1s"], "--at and --delay were both given"),

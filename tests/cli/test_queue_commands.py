@@ -1,4 +1,4 @@
-"""`penstock queue …`: each command does what it says, and says what it did."""
+"""`penstock queue …`: the effect and the answer of each command."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_create_list_info_delete(cli: CommandLine) -> None:
     assert [queue["name"] for queue in cli.json("queue", "list", "or")] == ["orders"]
     assert "partitions       3\n" in cli.out("queue", "info", "orders") + "\n"
     assert cli.json("queue", "info", "orders")["active"] == [0, 1, 2]
-    assert cli.out("queue", "delete", "orders", "--yes") == "queue orders is gone"
+    assert cli.out("queue", "delete", "orders", "--yes") == "queue orders deleted"
     assert cli.json("queue", "delete", "mail", "-y") == {"deleted": "mail", "unresolved": 0}
     assert cli.out("queue", "list") == "there are no queues"
     assert cli.json("queue", "list") == []
@@ -107,8 +107,8 @@ def test_seek(orders_cli: CommandLine) -> None:
     assert orders_cli.out("queue", "seek", "orders", f"{partition}-1") == "2 items ready again"
     assert orders_cli.json("queue", "seek", "orders", "--at", "2020-01-01T00:00:00Z") == {"queue": "orders", "ready_again": 1}
     assert orders_cli.json("queue", "seek", "orders", "--at", "2999-01-01T00:00:00Z")["ready_again"] == 0
-    assert "from where on" in orders_cli.refused("queue", "seek", "orders")
-    assert "from where on" in orders_cli.refused("queue", "seek", "orders", first, "--at", "2020-01-01")
+    assert "seek needs a start" in orders_cli.refused("queue", "seek", "orders")
+    assert "seek needs a start" in orders_cli.refused("queue", "seek", "orders", first, "--at", "2020-01-01")
 
 
 def test_compact(orders_cli: CommandLine) -> None:
@@ -126,8 +126,8 @@ def test_compact(orders_cli: CommandLine) -> None:
     assert " freed: " in orders_cli.out("queue", "compact", "orders", "--partition", "0")
 
 
-def test_delete_waits_for_a_word(orders_cli: CommandLine) -> None:
+def test_delete_needs_yes_without_a_terminal(orders_cli: CommandLine) -> None:
     orders_cli.run("produce", "orders", "x")
-    assert orders_cli.refused("queue", "delete", "orders") == "this removes queue orders with 1 unresolved item; add --yes to do it"
+    assert orders_cli.refused("queue", "delete", "orders") == "this deletes queue orders with 1 unresolved item; add --yes to do it"
     assert "dead queue" in orders_cli.refused("queue", "delete", "orders.dead", "--yes")
     assert len(orders_cli.json("queue", "list")) == 2

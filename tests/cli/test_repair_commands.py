@@ -1,4 +1,4 @@
-"""`penstock verify` and `penstock repair`: damage is found, listed and mended, and never silently passed."""
+"""`penstock verify` and `penstock repair`: damage is found, listed and repaired."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tests.cli.conftest import CommandLine
 
 @pytest.fixture
 def damaged(orders_cli: CommandLine) -> CommandLine:
-    """A log with a hole in the middle."""
+    """A broker with a log that is damaged in the middle."""
     with orders_cli.open() as broker:
         for number in range(20):
             broker.queue("orders.dead").produce(f"item {number}")
@@ -40,7 +40,7 @@ def test_sound_logs(orders_cli: CommandLine) -> None:
     found = orders_cli.json("verify", "orders")
     assert found["sound"] and [log["partition"] for log in found["logs"]] == [0, 1]
     assert len(orders_cli.json("verify", "orders", "--partition", "1")["logs"]) == 1
-    assert orders_cli.out("repair") == "nothing needs mending"
+    assert orders_cli.out("repair") == "nothing needs repair"
     assert orders_cli.json("repair")["mended"] == 0
 
 
@@ -48,7 +48,7 @@ def order_of(terminal: CommandLine, queue: str) -> str:
     return str(terminal.json("queue", "info", queue)["incarnation"])
 
 
-def test_damage_is_found_mended_and_known(damaged: CommandLine) -> None:
+def test_damage_is_found_and_repaired(damaged: CommandLine) -> None:
     text = damaged.out("verify", code=1)
     assert "! orders.dead 0: " in text and "items 0-7 to 0-7 lost" in text
     found = damaged.json("verify", code=1)
@@ -63,8 +63,8 @@ def test_damage_is_found_mended_and_known(damaged: CommandLine) -> None:
     assert Path(kept).read_bytes() == before
     assert Path(lines[-1].rpartition(" ")[2]).exists()
 
-    assert "1 gap mended before" in damaged.out("verify")
-    assert damaged.out("repair") == "nothing needs mending"
+    assert "1 gap repaired before" in damaged.out("verify")
+    assert damaged.out("repair") == "nothing needs repair"
     payloads = [one["payload"] for one in damaged.json("items", "orders.dead")]
     assert payloads == [f"item {number}" for number in range(20) if number != 7]
 
@@ -76,11 +76,11 @@ def test_repair_of_one_queue_as_json(damaged: CommandLine) -> None:
     assert found["logs"][0]["changed"] and found["logs"][0]["copies"] == []
 
 
-def test_discarding_wants_a_word(damaged: CommandLine) -> None:
+def test_discard_needs_yes_without_a_terminal(damaged: CommandLine) -> None:
     assert "add --yes" in damaged.refused("repair", "--discard")
 
 
-def test_a_log_that_cannot_be_mended(damaged: CommandLine) -> None:
+def test_a_log_that_cannot_be_repaired(damaged: CommandLine) -> None:
     damaged.run("produce", "orders", "an item, so that there is a log")
     path = log_of(damaged, "orders.dead")
     data = bytearray(path.read_bytes())
@@ -88,12 +88,12 @@ def test_a_log_that_cannot_be_mended(damaged: CommandLine) -> None:
     other = log_of(damaged, "orders")
     path.write_bytes(other.read_bytes())  # another partition's frames
     ran = damaged.run("repair", code=1)
-    assert "! orders.dead 0 cannot be mended" in ran.out
+    assert "! orders.dead 0 cannot be repaired" in ran.out
     assert damaged.json("repair", code=1)["failed"] == 1
     assert "does not open" in damaged.out("verify", code=1)
 
 
-def test_a_damaged_catalog_is_looked_at_all_the_same(orders_cli: CommandLine) -> None:
+def test_verify_works_with_a_damaged_catalog(orders_cli: CommandLine) -> None:
     path = next((orders_cli.target / "logs" / f"{0:016x}" / "00000").glob("*.log"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -107,7 +107,7 @@ def test_a_torn_end_is_no_damage(orders_cli: CommandLine) -> None:
     path = log_of(orders_cli, "orders.dead")
     with path.open("ab") as file:
         file.write(b"\x01\x02\x03")
-    assert "3 bytes of a write that was cut off at the end" in orders_cli.out("verify")
+    assert "3 bytes of an incomplete write at the end" in orders_cli.out("verify")
 
 
 def test_verify_and_repair_while_another_owns_it(damaged: CommandLine) -> None:
@@ -117,7 +117,7 @@ def test_verify_and_repair_while_another_owns_it(damaged: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
-def test_what_is_not_there(orders_cli: CommandLine, command: str) -> None:
+def test_unknown_queues_and_partitions(orders_cli: CommandLine, command: str) -> None:
     assert "there is no queue 'nope' with a log" in orders_cli.refused(command, "nope", code=5)
     assert "there is no log of partition 9" in orders_cli.refused(command, "orders", "--partition", "9", code=5)
     assert "'x' is no whole number" in orders_cli.refused(command, "--partition", "x")

@@ -1,4 +1,4 @@
-"""`penstock spark …` as far as it goes without a Spark; what it does with one is in tests/spark/test_jobs_cli.py."""
+"""`penstock spark …` without Spark; tests/spark/test_jobs_cli.py tests the commands with Spark."""
 
 import shlex
 from importlib import import_module
@@ -20,13 +20,13 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_without_spark_it_says_what_to_install(orders_cli: CommandLine, words: tuple[str, str]) -> None:
+def test_without_spark_the_commands_print_what_to_install(orders_cli: CommandLine, words: tuple[str, str]) -> None:
     line = [*words, *COMMANDS[words], "--broker", str(orders_cli.target)]
     ran = process(*line, code="import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = None")
     assert ran == CommandResult(3, "", "penstock: Spark is not installed (no module pyspark); pip install 'penstock[spark]'\n")
 
 
-def test_without_spark_the_others_work(orders_cli: CommandLine) -> None:
+def test_without_spark_other_commands_work(orders_cli: CommandLine) -> None:
     code = "import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = sys.modules['pandas'] = None"
     ran = process("produce", "orders", "x", "--broker", str(orders_cli.target), code=code)
     assert (ran.code, ran.err) == (0, "")
@@ -46,7 +46,7 @@ def test_a_broker_that_is_not_there(cli: CommandLine, words: tuple[str, str]) ->
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("load orders nope.csv", 5, "there is no 'nope.csv'; mend the path"),
+        ("load orders nope.csv", 5, "there is no 'nope.csv'; fix the path"),
         ("load orders", 2, "missing argument 'SOURCE"),
         ("load orders /dev/null --option sep", 2, "--option is 'sep'; give it as sep=;"),
         ("load orders /dev/null --conf x", 2, "--conf is 'x'; give it as spark.driver.memory=4g"),
@@ -65,7 +65,7 @@ def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, 
     [
         ("load nope /dev/null --format csv", 5, "there is no queue 'nope'"),
         ("load orders /dev/null --format xml", 2, "format is 'xml'; use parquet, csv, json"),
-        ("load orders /dev/null --load-id ' '", 2, "load_id is empty"),
+        ("load orders /dev/null --load-id ' '", 2, "--load-id is empty"),
         ("load orders /dev/null --order-by 'a sideways'", 2, "orderBy has 'a sideways'"),
         ("load orders /dev/null --master local[x]", 2, "--master is 'local[x]'; give local[*]"),
         ("archive nope lake", 5, "there is no queue 'nope'"),
@@ -84,7 +84,7 @@ def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, 
         ("report orders --since 2024-02-01 --until 2024-01-01", 2, "--since is not before --until"),
     ],
 )
-def test_what_is_wrong_is_said_before_spark_is_started(
+def test_arguments_are_checked_before_spark_is_started(
     orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, line: str, code: int, said: str
 ) -> None:
     pytest.importorskip("pyspark")
@@ -108,7 +108,7 @@ def test_a_spark_that_does_not_start(orders_cli: CommandLine, monkeypatch: pytes
 @pytest.mark.parametrize(
     "master", ["local", "local[*]", "local[4]", "local[2,4]", "local[*, 3]", "local-cluster[2,1,1024]", "spark://h:7077", "sc://h", "yarn"]
 )
-def test_masters_that_can_be_meant(master: str) -> None:
+def test_valid_masters(master: str) -> None:
     pytest.importorskip("pyspark")
     assert spark.check_spark(master, ["a=b"]) == {"a": "b"}
 

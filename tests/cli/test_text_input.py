@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.api.items import NewItem
 from penstock.cli import text_input
 from penstock.cli.failures import CommandFailed
-from penstock.cli.text_input import InputLines, RecordFields
+from penstock.cli.text_input import InputLines, RecordFields, json_items, line_items
 
 
 def make(payload: bytes, **own: Any) -> NewItem:
@@ -22,7 +22,7 @@ def make(payload: bytes, **own: Any) -> NewItem:
 
 
 def of(found: Iterator[text_input.NumberedItem]) -> list[tuple[int, Any, Any]]:
-    """Line, payload or what is wrong, key."""
+    """(line, payload or problem, key) of each line."""
     return [(line, one, None) if isinstance(one, str) else (line, one.payload, one.key) for line, one in found]
 
 
@@ -36,8 +36,11 @@ def test_lines_come_back_as_they_were(lines: list[bytes], ended: bool) -> None:
     assert list(InputLines(BytesIO(data))) == (expected[:-1] if expected[-1] == b"" else expected)
 
 
-def test_ends_of_lines_of_other_systems() -> None:
-    assert list(InputLines(BytesIO(b"\xef\xbb\xbfa\r\nb\nc\r\n"))) == [b"a", b"b", b"c"]
+def test_a_byte_order_mark_and_windows_line_ends_are_removed() -> None:
+    data = b"\xef\xbb\xbf1\r\n\r\n2\n3\r\n"
+    for source in (line_items(InputLines(BytesIO(data)), "text", NewItem), json_items(InputLines(BytesIO(data)), {}, NewItem)):
+        assert [(number, item.payload) for number, item in source if isinstance(item, NewItem)] == [(1, b"1"), (3, b"2"), (4, b"3")]
+    assert rows(b"a,b\r\n1,2\r\n\r\n3,4\r\n") == [(2, b'{"a":"1","b":"2"}', None), (4, b'{"a":"3","b":"4"}', None)]
 
 
 def test_a_line_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +49,7 @@ def test_a_line_without_an_end_is_not_read_for_ever(monkeypatch: pytest.MonkeyPa
         list(InputLines(BytesIO(b"short\n" + b"x" * 5 * text_input.CHUNK)))
 
 
-def test_it_says_when_it_has_to_wait_for_more() -> None:
+def test_on_pause_is_called_before_waiting_for_input() -> None:
     reads, writes = os.pipe()
     said: list[int] = []
 
@@ -58,7 +61,7 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
             os.close(writes)
 
     os.write(writes, b"one\ntwo\n")
-    watchdog = Timer(20, os.close, [writes])  # only a reader that says nothing waits so long
+    watchdog = Timer(20, os.close, [writes])  # ends a reader that does not call on_pause
     watchdog.start()
     with os.fdopen(reads, "rb") as stream:
         lines = InputLines(stream, waits)
@@ -67,9 +70,9 @@ def test_it_says_when_it_has_to_wait_for_more() -> None:
     assert said == [2, 3]
 
 
-def test_what_was_read_is_counted() -> None:
+def test_on_read_counts_the_bytes() -> None:
     sizes: list[int] = []
-    list(InputLines(BytesIO(b"a\nbc\n"), moved=sizes.append))
+    list(InputLines(BytesIO(b"a\nbc\n"), on_read=sizes.append))
     assert sum(sizes) == 5
 
 
@@ -154,6 +157,10 @@ def test_rows_become_objects() -> None:
 
 def test_a_cell_may_have_several_lines() -> None:
     assert rows(b'id,text\n1,"a\nb"\n2,c\n') == [(2, b'{"id":"1","text":"a\\nb"}', None), (4, b'{"id":"2","text":"c"}', None)]
+
+
+def test_line_ends_inside_a_cell_are_kept() -> None:
+    assert rows(b'id,text\r\n1,"a\r\nb\nc\r"\r\n') == [(2, b'{"id":"1","text":"a\\r\\nb\\nc\\r"}', None)]
 
 
 def test_no_header_and_another_delimiter() -> None:

@@ -1,4 +1,4 @@
-"""How things are shown: one line each, whatever is in them."""
+"""Text forms of values, and tables."""
 
 from datetime import UTC, datetime
 
@@ -12,11 +12,11 @@ from penstock.words.batch import Batch
 
 
 @given(st.text())
-def test_nothing_shown_can_steer_a_terminal(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     assert text_output.printable(text).isprintable()
 
 
-def test_what_is_printable_stays() -> None:
+def test_printable_text_is_unchanged() -> None:
     assert text_output.printable("kākāriki 🦀") == "kākāriki 🦀"
     assert text_output.printable("a\nb\x1b[31m\udcff") == r"a\nb\x1b[31m\xff"
 
@@ -64,7 +64,7 @@ def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:
     assert second == "x" * 300 + "  1,000"
 
 
-def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
+def test_columns_are_cut_to_the_terminal_except_uncut_ones() -> None:
     table = text_output.TextTable(("id", "key", "payload", "token"), [("0-1", "k" * 50, "p" * 90, "t" * 30)], uncut=("id", "token"))
     heading, row = table.lines(80)
     assert len(row) == 80 and row.startswith("0-1  kkk") and row.endswith("  " + "t" * 30)
@@ -74,7 +74,7 @@ def test_a_table_is_cut_to_the_terminal_but_not_what_must_be_whole() -> None:
     assert "…" not in table.plain()
 
 
-def test_a_narrow_terminal_goes_without_what_can_be_spared() -> None:
+def test_optional_columns_are_dropped_on_a_narrow_terminal() -> None:
     table = text_output.TextTable(
         ("id", "a", "b", "count"), [("0-1", "1" * 10, "2" * 10, "7")], right=("a", "b", "count"), uncut=("id",), optional=("b", "a")
     )
@@ -88,5 +88,5 @@ def test_wide_characters_take_two_places() -> None:
     assert (first, second) == ("漢字  1", "ab    2")
 
 
-def test_facts_without_a_value_are_left_out() -> None:
+def test_pairs_without_a_value_are_omitted() -> None:
     assert text_output.format_pairs([("name", "orders"), ("nothing", ""), ("id", "1\n2")]) == "name  orders\nid    1\\n2"

@@ -1,4 +1,4 @@
-"""What holds for every command: one line for what is wrong, exit codes, where things are said, documents that are true."""
+"""Rules for every command: errors are one line, exit codes, output streams, and the documentation is up to date."""
 
 import json
 import os
@@ -28,7 +28,7 @@ CHANGING = [
 
 
 def process(*args: str, code: str = "", **options: object) -> CommandResult:
-    """A command as a process of its own."""
+    """Run a command in a new process."""
     command = [sys.executable, "-c", f"{code}\nfrom penstock.cli.main import main; main()", *args]
     environment = {**os.environ, "PENSTOCK_BROKER": "", **(options.pop("env", {}))}  # type: ignore[dict-item]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, **options)  # type: ignore[call-overload]
@@ -38,7 +38,7 @@ def process(*args: str, code: str = "", **options: object) -> CommandResult:
 # -- every command -----------------------------------------------------------------------------------
 
 
-def test_every_command_is_tried_here_or_elsewhere() -> None:
+def test_every_command_has_a_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
     for path in LEAVES:
         words = path.split()[1:]
@@ -55,7 +55,7 @@ def test_every_command_has_help_and_the_common_options(cli: CommandLine, path: s
 
 
 @pytest.mark.parametrize("path", LEAVES)
-def test_every_command_wants_a_broker(cli: CommandLine, path: str) -> None:
+def test_every_command_needs_a_broker(cli: CommandLine, path: str) -> None:
     words = path.split()[1:]
     arguments = [one for one in LEAVES[path].params if one.required]
     given = [
@@ -75,7 +75,7 @@ def test_every_command_wants_a_broker(cli: CommandLine, path: str) -> None:
 
 
 @pytest.mark.parametrize("line", CHANGING)
-def test_what_changes_something_wants_to_be_alone(orders_cli: CommandLine, line: str) -> None:
+def test_changing_commands_fail_while_another_process_owns_the_directory(orders_cli: CommandLine, line: str) -> None:
     with orders_cli.open():
         before = orders_cli.files()
         said = orders_cli.refused(*shlex.split(line), code=4, input="")
@@ -109,6 +109,10 @@ def test_only_create_makes_a_directory(cli: CommandLine, line: str) -> None:
         ("queue create a --dead-queue orders", 2, "has a dead queue of its own"),
         ("queue create a --durability maybe", 2, "--durability is 'maybe'"),
         ("queue create a --max-attempts -1", 2, "--max-attempts is -1"),
+        ("queue update orders --retention-max-segments -1", 2, "--retention-max-segments is -1; give"),
+        ("queue update orders --retention-max-age 9999999w", 2, "--retention-max-age is 6047999395200"),
+        ("queue create a --retention-max-bytes 9999999TiB", 2, "--retention-max-bytes is 10995"),
+        ("queue create a --max-bytes 9999999999TiB", 2, "--max-bytes is 10995"),
         ("queue info nope", 5, "there is no queue 'nope'"),
         ("queue delete nope --yes", 5, "there is no queue 'nope'"),
         ("queue update nope --ttl 1h", 5, "there is no queue 'nope'"),
@@ -141,7 +145,7 @@ def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, 
 
 
 @pytest.mark.parametrize("line", ["../evil", "a --ttl x", "a --lease-timeout 1ms", "a --partitions 0", "a --on-bury x", "a --dead-queue b"])
-def test_a_queue_that_cannot_be_makes_no_directory(cli: CommandLine, line: str) -> None:
+def test_a_refused_queue_makes_no_directory(cli: CommandLine, line: str) -> None:
     cli.refused("queue", "create", *line.split(), code=5 if "dead" in line else 2)
     assert not cli.target.exists()
 
@@ -149,12 +153,19 @@ def test_a_queue_that_cannot_be_makes_no_directory(cli: CommandLine, line: str) 
 # -- brokers -----------------------------------------------------------------------------------------
 
 
-def test_the_broker_may_be_named_before_or_behind(orders_cli: CommandLine) -> None:
+def test_the_broker_option_before_or_after_the_command(orders_cli: CommandLine) -> None:
     target = str(orders_cli.target)
     for args in (["--broker", target, "queue", "list"], ["queue", "list", "--broker", target], ["queue", "list", "-b", target]):
         assert "orders.dead" in orders_cli.run(*args, broker="elsewhere").out
     assert "orders.dead" in orders_cli.run("--broker", "elsewhere", "queue", "list", "--broker", target, broker="").out
     assert json.loads(orders_cli.run("--json", "queue", "list").out) == orders_cli.json("queue", "list")
+
+
+def test_a_tilde_in_the_broker_path_is_the_home_directory(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(orders_cli.target.parent))
+    target = f"~/{orders_cli.target.name}"
+    for args in (["queue", "list"], ["stats"], ["verify"], ["produce", "orders", "x"]):
+        orders_cli.run(*args, broker=target)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +177,7 @@ def test_the_broker_may_be_named_before_or_behind(orders_cli: CommandLine) -> No
         ("/etc", 2, "is not a Penstock directory"),
     ],
 )
-def test_places_that_are_no_brokers(cli: CommandLine, broker: str, code: int, said: str) -> None:
+def test_paths_that_are_no_brokers(cli: CommandLine, broker: str, code: int, said: str) -> None:
     assert said in cli.refused("queue", "list", broker=broker, code=code)
     assert said in cli.refused("queue", "create", "x", broker=broker, code=code)
 
@@ -184,13 +195,13 @@ def test_further_storage_roots(cli: CommandLine, tmp_path: Path) -> None:
 # -- exit codes and errors ---------------------------------------------------------------------------
 
 
-def test_every_error_has_an_exit_code_that_is_told() -> None:
+def test_every_error_has_a_documented_exit_code() -> None:
     kinds = [getattr(penstock.errors, name) for name in penstock.errors.__all__ if name != "PenstockError"]
     assert all(exit_code_of(kind("what; do")) in set(EXIT_CODES) - {failures.INTERNAL_ERROR, failures.OK} for kind in kinds)
     assert exit_code_of(RuntimeError()) == failures.INTERNAL_ERROR
 
 
-def test_what_nobody_thought_of_is_one_line_too(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_one_line(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> object:
         raise RuntimeError("two\nlines")
 
@@ -210,14 +221,25 @@ def test_ctrl_c_is_quiet(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatc
     assert orders_cli.run("queue", "list", code=130) == CommandResult(130, "", "")
 
 
-def test_asked_and_answered(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
     ran = orders_cli.run("queue", "delete", "orders", input="n\n", code=1)
-    assert "This removes queue orders with 0 unresolved items. Go on?" in ran.err and "nothing was changed" in ran.err
-    assert orders_cli.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders is gone\n")
+    assert "This deletes queue orders with 0 unresolved items. Continue?" in ran.err and "nothing was changed" in ran.err
+    assert orders_cli.run("queue", "delete", "orders", input="y\n").out.endswith("queue orders deleted\n")
 
 
-def test_without_what_it_needs_it_says_what_to_install() -> None:
+@pytest.mark.parametrize("command", ["delete", "clear"])
+def test_the_broker_has_no_owner_while_the_user_is_asked(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def confirm(*_: object, **options: object) -> bool:
+        orders_cli.open().close()
+        return True
+
+    monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    orders_cli.run("queue", command, "orders")
+
+
+def test_missing_packages_are_named() -> None:
     for missing in ("typer", "rich"):
         ran = process("queue", "list", code=f"import sys; sys.modules['{missing}'] = None")
         assert ran == CommandResult(
@@ -225,7 +247,7 @@ def test_without_what_it_needs_it_says_what_to_install() -> None:
         )
 
 
-def test_a_reader_that_goes_away(orders_cli: CommandLine) -> None:
+def test_a_closed_pipe(orders_cli: CommandLine) -> None:
     orders_cli.run("produce", "orders", "--lines", input="x\n" * 3000)
     command = f"{sys.executable} -m penstock.cli items orders --limit 3000 | head -1; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PENSTOCK_BROKER": str(orders_cli.target), "PYTHONUNBUFFERED": ""}
@@ -268,7 +290,7 @@ def test_completion_can_be_installed() -> None:
 # -- documents ---------------------------------------------------------------------------------------
 
 
-def test_the_document_tells_every_command_and_exit_code(tmp_path: Path) -> None:
+def test_the_document_has_every_command_and_exit_code(tmp_path: Path) -> None:
     document = ROOT / "docs" / "cli.md"
     copy = tmp_path / "cli.md"
     copy.write_text(document.read_text())

@@ -17,7 +17,7 @@ from penstock.cli.work import import_function
 from tests.cli.conftest import CommandLine
 
 PATIENCE = 60.0
-"""Seconds for something that certainly comes: only a broken test waits so long."""
+"""Seconds after which a waiting test fails."""
 
 HANDLERS = """
 import pathlib
@@ -49,7 +49,7 @@ number = 17
 
 @pytest.fixture
 def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with a module of handlers, in which commands are run."""
+    """The current directory, with a module of handlers."""
     (tmp_path / "shop_handlers.py").write_text(HANDLERS)
     (tmp_path / "shop_broken.py").write_text("1 / 0")
     (tmp_path / "shop_needy.py").write_text("import nothing_of_that_name")
@@ -86,7 +86,7 @@ def test_async_batch_and_process_handlers(orders_cli: CommandLine, handlers: Pat
         assert orders_cli.json("work", target, "-q", "orders", "--until-empty", *options)["handled"] == 3
 
 
-def test_what_fails_is_retried_and_given_up(orders_cli: CommandLine, handlers: Path) -> None:
+def test_failed_items_are_retried_and_buried(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "x")
     found = orders_cli.json("work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms")
     assert found["handled"] == 0 and found["failed"] == 2
@@ -96,7 +96,7 @@ def test_what_fails_is_retried_and_given_up(orders_cli: CommandLine, handlers: P
 
 @contextmanager
 def penstock(handlers: Path, broker: CommandLine, *args: str) -> "Iterator[subprocess.Popen[str]]":
-    """A command as a process of its own, which does not outlive the test whatever happens."""
+    """Run a command in a new process, which is killed at the end of the block."""
     command = [sys.executable, "-m", "penstock.cli", *args]
     environment = {**os.environ, "PENSTOCK_BROKER": str(broker.target)}
     with subprocess.Popen(command, cwd=handlers, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -111,9 +111,9 @@ def penstock(handlers: Path, broker: CommandLine, *args: str) -> "Iterator[subpr
 
 @contextmanager
 def held_back(handlers: Path) -> "Iterator[Callable[[], None]]":
-    """The handler `slow` does not end before the function that this gives is called."""
+    """Gives a function; the handler `slow` does not end before it is called."""
     os.mkfifo(handlers / "go")
-    handle = os.open(handlers / "go", os.O_RDWR)  # open at both ends: nobody waits for the other to open it
+    handle = os.open(handlers / "go", os.O_RDWR)  # read and write: opening does not wait for the other end
     try:
         yield lambda: os.close(handle)
     except BaseException:
@@ -122,7 +122,7 @@ def held_back(handlers: Path) -> "Iterator[Callable[[], None]]":
         raise
 
 
-def test_failures_are_told_in_a_line_each(orders_cli: CommandLine, handlers: Path) -> None:
+def test_each_failure_is_one_line(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "x")
     with penstock(handlers, orders_cli, "work", "shop_handlers:fail", "-q", "orders", "--until-empty", "--retry-delay", "1ms") as process:
         out, err = process.communicate()
@@ -133,7 +133,7 @@ def test_failures_are_told_in_a_line_each(orders_cli: CommandLine, handlers: Pat
     assert "attempt 2" in second
 
 
-def test_what_processes_print_is_not_in_the_document(orders_cli: CommandLine, handlers: Path) -> None:
+def test_output_of_child_processes_is_not_in_the_document(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "a")
     with penstock(
         handlers, orders_cli, "work", "shop_handlers:handle", "-q", "orders", "--processes", "1", "--until-empty", "--json"
@@ -154,7 +154,7 @@ def test_a_signal_lets_it_drain(orders_cli: CommandLine, handlers: Path) -> None
     assert orders_cli.json("stats", "orders")["completed"] == 1
 
 
-def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(orders_cli: CommandLine, handlers: Path) -> None:
+def test_a_running_worker_owns_the_directory_and_snapshots_work(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "x")
     with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
         assert process.stderr is not None
@@ -186,7 +186,7 @@ def test_while_it_works_the_directory_is_its_own_and_can_be_looked_at(orders_cli
         ("shop_needy:handle", 5, "cannot be imported: there is no module 'nothing_of_that_name'; install it"),
     ],
 )
-def test_functions_that_are_not_there(orders_cli: CommandLine, handlers: Path, target: str, code: int, said: str) -> None:
+def test_unknown_functions(orders_cli: CommandLine, handlers: Path, target: str, code: int, said: str) -> None:
     assert said in orders_cli.refused("work", target, "-q", "orders", code=code)
 
 

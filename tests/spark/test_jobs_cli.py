@@ -42,7 +42,7 @@ def test_a_day_of_a_queue(spark: SparkSession, broker_dir: str, tmp_path: Path, 
                 else:
                     lease.complete()
     preview = run(broker_dir, "redrive", "orders", "--where", "payload_json:id::int < 6", "--preview").splitlines()
-    assert preview[:2] == ["1 dead letter would go: 1 to orders", "  1 × no such address"]
+    assert preview[:2] == ["1 dead letter would be sent: 1 to orders", "  1 × no such address"]
     assert preview[3].split()[0] == "orders" and '{"id":"3","customer":"c0"}' in preview[3]
     assert "cannot be understood" in run(broker_dir, "redrive", "orders", "--where", "nope", code=2)
     done: dict[str, Any] = json.loads(run(broker_dir, "redrive", "orders", "--where", "reason like '%address'", "--json"))

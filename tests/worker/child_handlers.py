@@ -1,7 +1,7 @@
-"""Handlers for child processes, which can only be found in a module.
+"""Handlers for child processes, which must be importable from a module.
 
-They write what they do into the file that the item names, a line each, and wait for files to be there: a child shares nothing with a test
-but the disk.
+A child shares only the disk with a test: the handlers write one line for each call into the file that the item names,
+and wait until files exist.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ def write(item: Item, *words: object) -> None:
 
 
 def wait_for(path: str) -> None:
-    """Until there is such a file."""
+    """Wait until the file exists."""
     tick = threading.Event()
     while not os.path.exists(path):
         tick.wait(0.005)
 
 
 def run_instruction(item: Item, context: Context) -> None:
-    """Do what the item says."""
+    """Do what the field "do" of the item says."""
     what = item.value["do"]
     write(item, what)
     if what == "crash" and item.attempts == 1:
@@ -81,7 +81,7 @@ def quick(item: Item) -> None:
 
 
 def lines(path: Path) -> list[list[Any]]:
-    """What handlers wrote: offset, attempts, process and words."""
+    """The lines that handlers wrote: offset, attempts, process id and words."""
     if not path.exists():
         return []
     rows = [line.split(maxsplit=3) for line in path.read_text().splitlines()]

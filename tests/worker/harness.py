@@ -1,7 +1,8 @@
-"""Workers under test.
+"""Helpers that run workers in tests.
 
-Owns: `working`, which runs a worker in a thread for as long as a block lasts, and `Log`, where handlers write what they do and tests wait
-for it. Nothing sleeps: a test waits for a word, an item, or the end of a thread, and WAIT is only as long as a broken test may take.
+Owns: `running_worker`, which runs a worker in a thread while a block runs, and `HandlerEvents`, to which handlers add
+values that tests wait for. No test sleeps: it waits for an event, an item, or the end of a thread. WAIT limits only how
+long a failing test takes.
 """
 
 import threading
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 class HandlerEvents:
-    """Words from handlers."""
+    """Values that handlers report to a test."""
 
     def __init__(self) -> None:
         self._words: SimpleQueue[Any] = SimpleQueue()
@@ -28,14 +29,14 @@ class HandlerEvents:
         self._words.put(word)
 
     def next(self) -> Any:
-        """The next word; a broken test has none."""
+        """Wait for the next value; fails after WAIT seconds."""
         return self._words.get(timeout=WAIT)
 
     def take(self, count: int) -> list[Any]:
         return [self.next() for _ in range(count)]
 
     def rest(self) -> list[Any]:
-        """What there is, without waiting."""
+        """All values so far, without waiting."""
         found = []
         try:
             while True:
@@ -45,7 +46,7 @@ class HandlerEvents:
 
 
 class WorkerThread:
-    """A worker in a thread."""
+    """Runs a worker in a thread."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -60,7 +61,7 @@ class WorkerThread:
             self._errors.append(error)
 
     def ended(self) -> list[BaseException]:
-        """Wait for its end; what it raised."""
+        """Wait for the end of the thread; gives the errors that the worker raised."""
         self._thread.join(WAIT)
         assert not self._thread.is_alive(), "the worker does not end"
         return self._errors
@@ -68,20 +69,20 @@ class WorkerThread:
 
 @contextmanager
 def running_worker(worker: Worker) -> Iterator[WorkerThread]:
-    """The worker works while the block lasts; then it drains."""
+    """Run a worker while the block runs; then drain it."""
     running = WorkerThread(worker)
     try:
         yield running
     finally:
         while running._thread.is_alive() and not running._worker._run and not running._errors:
-            pass  # it has not begun yet, so it could not hear
+            pass  # stop has no effect before the run has begun
         worker.stop()
         errors = running.ended()
     assert errors == []
 
 
 def wait_until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
-    """Look again and again, until what is seen is wanted: for what nobody tells of. In between others have the interpreter."""
+    """Call a function until its result is as wanted, and give the result. Other threads run between the calls."""
     clock = SystemClock()
     end = clock.read().elapsed + int(WAIT * 1e6)
     between = threading.Event()
@@ -92,12 +93,12 @@ def wait_until(look: Callable[[], T], wanted: Callable[[T], bool] = bool) -> T:
 
 
 def wait_elapsed(broker: Broker, seconds: float) -> None:
-    """Wait until so much time has passed, as a queue counts it: an item that is due then has come."""
+    """Wait until this much time has passed by the clock of the queue: until an item scheduled for then is ready."""
     clock = broker.create_queue("clock", exist_ok=True)
     clock.produce(b"", at=SystemClock().read().wall / 1e6 + seconds)
     clock.lease(wait=seconds + WAIT).complete()
 
 
 def wait_completed(queue: Queue, count: int) -> None:
-    """Wait until so many items are completed."""
+    """Wait until at least this many items are completed."""
     wait_until(lambda: queue.stats().completed, lambda completed: completed >= count)

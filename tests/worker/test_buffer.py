@@ -1,4 +1,4 @@
-"""Who gets a free place: shares of queues, and limits of partitions."""
+"""The buffers of leased items: shares of queues, and limits per partition."""
 
 from collections import Counter
 
@@ -15,16 +15,16 @@ def source(broker: Broker, name: str = "orders", partitions: int = 1) -> SourceQ
 
 
 def pairs(at: SourceQueue, *counts: int, first: int = 0) -> list[LeasedItem]:
-    """Items leased from a queue, so many from each partition, with payloads that count up."""
+    """Items leased from a queue, `counts` from its partitions, with ascending numbers as payloads."""
     queue = at.queue
-    for count in counts:  # each call goes whole to the partition that has the fewest
+    for count in counts:  # each call goes to the partition with the fewest items
         queue.produce_many([b"%d" % number for number in range(first, first + count)])
         first += count
     handed = at.lease(LeaseItems(queue=at.incarnation, count=1_000))
     return [
-        (hold, item)
+        (lease, item)
         for one in sorted(handed)
-        for hold in [WorkerLease(at, None, one, 0)]
+        for lease in [WorkerLease(at, None, one, 0)]
         for part in one.items
         for item in items_of(one.partition, *part, {})
     ]
@@ -47,7 +47,7 @@ def test_one_queue_is_first_in_first_out(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> None:
+def test_remove_takes_out_the_items_of_a_lost_lease(broker: Broker, several: bool) -> None:
     orders = source(broker)
     buffer: PlainBuffer | SharedBuffer = SharedBuffer({orders: 1}, 0) if several else PlainBuffer()
     lost, kept = pairs(orders, 3), pairs(orders, 3, first=3)
@@ -58,21 +58,21 @@ def test_what_a_lost_lease_held_is_taken_out(broker: Broker, several: bool) -> N
     assert len(buffer) == 0
 
 
-def test_places_are_shared_by_weight_while_all_have_work(broker: Broker) -> None:
+def test_handlers_are_shared_by_weight_while_all_queues_have_items(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
     buffer = SharedBuffer({orders: 3, mail: 1}, 0)
     buffer.put(orders, pairs(orders, 100))
     buffer.put(mail, pairs(mail, 100))
     taken = [buffer.take() for _ in range(16)]
-    assert Counter(hold.source for hold, _ in taken) == {orders: 12, mail: 4}
+    assert Counter(lease.source for lease, _ in taken) == {orders: 12, mail: 4}
     assert (buffer.in_handlers(orders), buffer.count(orders), buffer.count(mail), len(buffer)) == (12, 88, 96, 184)
 
 
-def test_a_place_goes_to_the_queue_that_lacks_one(broker: Broker) -> None:
+def test_a_free_handler_goes_to_the_queue_below_its_share(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
     buffer = SharedBuffer({orders: 3, mail: 1}, 0)
     buffer.put(orders, pairs(orders, 100))
-    taken = [buffer.take() for _ in range(16)]  # what mail does not use, orders have
+    taken = [buffer.take() for _ in range(16)]  # mail has no items, so orders get all handlers
     buffer.put(mail, pairs(mail, 100))
     for pair in taken[:4]:
         buffer.handler_ended(pair)
@@ -88,7 +88,7 @@ def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
     served: list[SourceQueue] = []
     for turn in range(500):
         if turn == 100:
-            buffer.put(mail, pairs(mail, 1_000))  # it has no claim to what it did not want before
+            buffer.put(mail, pairs(mail, 1_000))  # an idle queue does not make up for the items it did not have
         pair = buffer.take()
         served.append(pair[0].source)
         buffer.handler_ended(pair)
@@ -96,7 +96,7 @@ def test_quick_items_are_served_by_weight_too(broker: Broker) -> None:
     assert Counter(served[100:]) == {orders: 300, mail: 100}
 
 
-def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
+def test_a_partition_occupies_no_more_handlers_than_its_limit(broker: Broker) -> None:
     orders = source(broker, partitions=2)
     buffer = SharedBuffer({orders: 1}, 2)
     buffer.put(orders, pairs(orders, 5, 3))
@@ -111,7 +111,7 @@ def test_a_partition_has_no_more_places_than_its_limit(broker: Broker) -> None:
     assert numbers([buffer.take()]) == [0]
 
 
-def test_what_was_taken_and_not_begun_comes_first_and_counts_for_nothing(broker: Broker) -> None:
+def test_items_put_back_come_first_and_are_not_counted(broker: Broker) -> None:
     orders, mail = source(broker), source(broker, "mail")
     buffer = SharedBuffer({orders: 1, mail: 1}, 0)
     buffer.put(orders, pairs(orders, 4))

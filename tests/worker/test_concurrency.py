@@ -1,4 +1,4 @@
-"""How many at once, how fast, and from which queue: concurrency, rates, weights."""
+"""Concurrency, rates and weights of a worker."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, running_work
 
 
 class ConcurrencyProbe:
-    """Handlers that wait for each other: how many there are at once."""
+    """A handler that waits for `go` and counts how many calls run at once."""
 
     def __init__(self, log: HandlerEvents) -> None:
         self.log = log
@@ -38,70 +38,70 @@ class ConcurrencyProbe:
 
 
 @pytest.mark.parametrize("how", ["threads", "tasks"])
-def test_so_many_at_once_and_no_more(queue: Queue, log: HandlerEvents, how: str) -> None:
+def test_concurrency_limits_the_running_handlers(queue: Queue, log: HandlerEvents, how: str) -> None:
     queue.produce_many([b""] * 30)
-    crowd = ConcurrencyProbe(log)
-    with running_worker(Worker(queue, crowd.handle if how == "threads" else crowd.ahandle, concurrency=5)) as _:
+    probe = ConcurrencyProbe(log)
+    with running_worker(Worker(queue, probe.handle if how == "threads" else probe.ahandle, concurrency=5)) as _:
         log.take(5)
-        assert crowd.now == 5
-        assert queue.stats().ready == 25  # what cannot be begun is left for others
-        crowd.go.set()
+        assert probe.now == 5
+        assert queue.stats().ready == 25  # items that cannot start are not leased
+        probe.go.set()
         wait_completed(queue, 30)
-    assert crowd.most == 5
+    assert probe.most == 5
 
 
-def test_a_partition_has_no_more_than_its_part(broker: Broker, log: HandlerEvents) -> None:
+def test_per_partition_limits_the_handlers_of_each_partition(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", partitions=4)
     for _ in range(4):
         queue.produce_many([b""] * 10)  # each to another partition
-    crowd = ConcurrencyProbe(log)
+    probe = ConcurrencyProbe(log)
     busy: Counter[int] = Counter()
-    with running_worker(Worker(queue, crowd.handle, concurrency=8, per_partition=2)):
+    with running_worker(Worker(queue, probe.handle, concurrency=8, per_partition=2)):
         for item in log.take(8):
             busy[item.partition] += 1
         assert busy == {0: 2, 1: 2, 2: 2, 3: 2}
-        crowd.go.set()
+        probe.go.set()
         wait_completed(queue, 40)
 
 
-def test_a_partition_alone_leaves_places_free_and_is_served_in_order(broker: Broker, log: HandlerEvents) -> None:
+def test_per_partition_1_handles_a_partition_in_order(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", partitions=4)
     queue.produce_many([b"%d" % n for n in range(100)])
-    crowd = ConcurrencyProbe(log)
-    with running_worker(Worker(queue, crowd.handle, concurrency=8, per_partition=1)):
+    probe = ConcurrencyProbe(log)
+    with running_worker(Worker(queue, probe.handle, concurrency=8, per_partition=1)):
         items = log.take(1)
-        wait_until(lambda: queue.stats().leased, lambda leased: leased > 8)  # some are held back, and wait for their turn
-        assert crowd.now == 1
-        crowd.go.set()
+        wait_until(lambda: queue.stats().leased, lambda leased: leased > 8)  # items over the limit wait in the buffer
+        assert probe.now == 1
+        probe.go.set()
         items += log.take(99)
         wait_completed(queue, 100)
-    assert crowd.most == 1
+    assert probe.most == 1
     assert [int(item.payload) for item in items] == list(range(100))
 
 
-def test_queues_share_the_places_by_weight(broker: Broker, log: HandlerEvents) -> None:
+def test_queues_share_the_handlers_by_weight(broker: Broker, log: HandlerEvents) -> None:
     orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
     orders.produce_many([NewItem(b"", kind="orders")] * 100)
     mail.produce_many([NewItem(b"", kind="mail")] * 100)
-    crowd = ConcurrencyProbe(log)
-    with running_worker(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
-        log.take(16)  # whoever was asked first may have taken all: nobody else had work yet
-        crowd.go.set()
+    probe = ConcurrencyProbe(log)
+    with running_worker(Worker({orders: 3, mail: 1}, probe.handle, concurrency=16)):
+        log.take(16)  # the queue that was leased first may have got all handlers
+        probe.go.set()
         begun = Counter(item.kind for item in log.take(100))
         wait_completed(orders, 100)
         wait_completed(mail, 100)
-    assert crowd.most <= 16
-    assert begun["orders"] and begun["mail"], "nobody waits for the other to end; the shares themselves are in test_shelf.py"
+    assert probe.most <= 16
+    assert begun["orders"] and begun["mail"], "each queue gets handlers before the other has ended; test_buffer.py tests the shares"
 
 
-def test_what_one_queue_does_not_use_the_others_have(broker: Broker, log: HandlerEvents) -> None:
+def test_the_share_of_an_idle_queue_goes_to_the_others(broker: Broker, log: HandlerEvents) -> None:
     orders, mail = broker.create_queue("orders"), broker.create_queue("mail")
-    crowd = ConcurrencyProbe(log)
+    probe = ConcurrencyProbe(log)
     mail.produce_many([b"1"] * 16)
-    with running_worker(Worker({orders: 3, mail: 1}, crowd.handle, concurrency=16)):
+    with running_worker(Worker({orders: 3, mail: 1}, probe.handle, concurrency=16)):
         log.take(16)
         orders.produce(b"2")
-        crowd.go.set()
+        probe.go.set()
         assert log.next().payload == b"2"
         wait_completed(orders, 1)
 
@@ -126,23 +126,23 @@ def test_a_rate_is_kept(broker: Broker, log: HandlerEvents) -> None:
         wait_completed(fast, 500)
         wait_completed(slow, 30)
         took = (clock.read().elapsed - began) / 1e6
-    assert took >= (30 - 5 - 1) / 50  # a tenth of a second's worth may come at once
+    assert took >= (30 - 5 - 1) / 50  # the limit keeps at most 0.1 s of unused rate
 
 
-def test_a_worker_tells_what_it_has_done(queue: Queue, log: HandlerEvents) -> None:
-    crowd = ConcurrencyProbe(log)
-    one = Worker(queue, crowd.handle, concurrency=3)
+def test_stats_count_the_items_of_a_worker(queue: Queue, log: HandlerEvents) -> None:
+    probe = ConcurrencyProbe(log)
+    one = Worker(queue, probe.handle, concurrency=3)
     assert one.stats().handled == one.stats().in_hand == 0
     queue.produce_many([b""] * 3)
     with running_worker(one):
         log.take(3)
         assert one.stats().in_hand == 3
-        crowd.go.set()
+        probe.go.set()
         stats = wait_until(one.stats, lambda stats: stats.handled == 3)
         assert stats.in_hand == 0 and stats.per_second > 0
 
 
-def test_an_idle_worker_hears_of_new_items_after_its_lease_request_has_ended(broker: Broker, log: HandlerEvents) -> None:
+def test_an_idle_worker_leases_new_items_after_its_lease_request_has_ended(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
     with running_worker(Worker(queue, lambda item: log.add(item.payload))):
         wait_until(lambda: broker.metrics().queues["orders"].requests.get("lease", 0), lambda count: count >= 3)

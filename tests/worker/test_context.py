@@ -1,4 +1,4 @@
-"""What a handler may know and say: its context."""
+"""The context of a handler: progress, follow-ups, timeouts."""
 
 import asyncio
 import threading
@@ -54,7 +54,7 @@ def test_a_context_knows_its_item(queue: Queue, log: HandlerEvents) -> None:
 
     def handle(item: Item, context: Context) -> None:
         log.add((context.item.id, context.queue, context.attempt, context.cancelled, repr(context)[:18]))
-        queue.extend(context.token)  # it is the lease's
+        queue.extend(context.token)  # the token is that of the lease
         if context.attempt == 1:
             raise Retry(0)
 
@@ -124,10 +124,10 @@ def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, qu
     with running_worker(Worker(queue, handle)):
         assert sorted(log.take(4)) == [b"more", b"more", b"order", b"order"]
         wait_completed(queue, 2)
-    assert [lease.item.value for lease in mail.lease(10, wait=WAIT)] == [{"attempt": 2}] * 2  # of the order, and of what followed
+    assert [lease.item.value for lease in mail.lease(10, wait=WAIT)] == [{"attempt": 2}] * 2  # one from the order, one from its follow-up
 
 
-def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
+def test_a_follow_up_to_an_unknown_queue_is_refused_in_the_handler(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
     wrong: list[tuple[Any, type[Exception]]] = [(NewItem(b"", queue="nowhere"), QueueNotFound), (None, InvalidRequest)]
 
@@ -142,7 +142,7 @@ def test_a_follow_up_to_nowhere_is_refused_where_it_is_made(broker: Broker, queu
         wait_completed(queue, 1)
 
 
-def test_a_follow_up_whose_queue_is_gone_by_then_makes_the_item_come_again(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
+def test_a_follow_up_to_a_deleted_queue_retries_the_item(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     broker.create_queue("mail")
     queue.produce(b"x")
 
@@ -171,8 +171,8 @@ def test_a_batch_has_no_follow_ups(queue: Queue, log: HandlerEvents) -> None:
 # -- handlers that run too long --------------------------------------------------------------------------------
 
 
-def run_over(queue: Queue, log: HandlerEvents, go: threading.Event) -> Callable[..., None]:
-    """A handler that runs over at its first attempt, and says how it went."""
+def exceed_timeout(queue: Queue, log: HandlerEvents, go: threading.Event) -> Callable[..., None]:
+    """A handler that exceeds the timeout at its first attempt, and then reports `cancelled`."""
 
     def handle(item: Item, context: Context) -> None:
         if item.attempts == 1:
@@ -185,23 +185,23 @@ def run_over(queue: Queue, log: HandlerEvents, go: threading.Event) -> Callable[
     return handle
 
 
-def test_a_thread_that_runs_over_is_left_behind(queue: Queue, log: HandlerEvents) -> None:
+def test_a_thread_that_exceeds_the_timeout_is_abandoned(queue: Queue, log: HandlerEvents) -> None:
     item_id = queue.produce(b"x")
     go = threading.Event()
-    one = Worker(queue, run_over(queue, log, go), handler_timeout=0.05, retry=RetryPolicy(base=0))
+    one = Worker(queue, exceed_timeout(queue, log, go), handler_timeout=0.05, retry=RetryPolicy(base=0))
     with running_worker(one):
-        assert log.take(2) == ["begun", "again"]  # although there is one place only
+        assert log.take(2) == ["begun", "again"]  # the abandoned thread was replaced
         wait_completed(queue, 1)
         go.set()
         assert log.next() == ("late", True)
-        queue.produce(b"y")  # and the place is still one
+        queue.produce(b"y")  # the pool still has one thread
         assert log.next() == "begun"
     assert queue.explain(item_id).state == "completed"
     assert one.stats().late == 0
     assert one.stats().handled == 2
 
 
-def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: HandlerEvents) -> None:
+def test_threads_are_not_replaced_when_too_many_are_abandoned(queue: Queue, log: HandlerEvents) -> None:
     go = threading.Event()
     queue.produce_many([b"%d" % n for n in range(8)])
 
@@ -217,7 +217,27 @@ def test_when_too_many_run_over_their_places_are_not_filled(queue: Queue, log: H
         log.take(4)
 
 
-def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: HandlerEvents) -> None:
+def test_a_thread_that_lost_its_lease_is_replaced_after_the_timeout(queue: Queue, log: HandlerEvents) -> None:
+    queue.produce(b"lost")
+    go = threading.Event()
+
+    def handle(item: Item, context: Context) -> None:
+        if item.payload == b"lost":
+            queue.clear("leased")
+            context.progress("the report finds that the lease is lost")
+            wait_until(lambda: context.cancelled)
+            go.wait(WAIT)
+        log.add(item.payload)
+
+    with running_worker(Worker(queue, handle, handler_timeout=0.5)):
+        wait_until(lambda: queue.stats().completed)
+        queue.produce(b"next")
+        assert log.next() == b"next"
+        go.set()
+        assert log.next() == b"lost"
+
+
+def test_a_task_that_exceeds_the_timeout_is_cancelled(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def handle(item: Item) -> None:
@@ -234,7 +254,7 @@ def test_a_task_that_runs_over_is_cancelled(queue: Queue, log: HandlerEvents) ->
         wait_completed(queue, 1)
 
 
-def test_a_handlers_own_timeout_is_its_own(queue: Queue, log: HandlerEvents) -> None:
+def test_a_timeout_error_of_the_handler_is_not_a_handler_timeout(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def handle(item: Item) -> None:
@@ -246,7 +266,7 @@ def test_a_handlers_own_timeout_is_its_own(queue: Queue, log: HandlerEvents) -> 
 
 
 @pytest.mark.parametrize("how", ["thread", "task"])
-def test_running_over_is_the_reason_and_a_handler_can_ask_for_more_time(queue: Queue, log: HandlerEvents, how: str) -> None:
+def test_the_timeout_is_the_reason_and_a_handler_can_extend_it(queue: Queue, log: HandlerEvents, how: str) -> None:
     queue.produce_many([b"more", b"less"])
     go = threading.Event()
 

@@ -1,4 +1,4 @@
-"""How fast items may be taken, and how long those for others are put off."""
+"""The rate limit, and the delay of items without a handler."""
 
 from penstock.words.clock import SECOND
 from penstock.worker.fetcher import RateLimit, UnhandledKindDelay
@@ -11,7 +11,7 @@ def test_a_rate_allows_so_many_a_second() -> None:
         given, wait = limit.take(1_000, now)
         taken += given
         now += wait or 1_000
-    assert 1_000 <= taken <= 1_011  # what had gathered at the beginning comes on top
+    assert 1_000 <= taken <= 1_011  # the initial burst is added
 
 
 def test_a_slow_rate_gives_one_at_a_time() -> None:
@@ -22,7 +22,7 @@ def test_a_slow_rate_gives_one_at_a_time() -> None:
     assert limit.take(10, SECOND + wait) == (1, 0)
 
 
-def test_what_was_not_there_can_be_taken_later() -> None:
+def test_items_put_back_can_be_taken_later() -> None:
     limit = RateLimit(100)
     assert limit.take(10, SECOND) == (10, 0)
     limit.put_back(4)
@@ -30,7 +30,7 @@ def test_what_was_not_there_can_be_taken_later() -> None:
     assert limit.take(10, SECOND)[0] == 0
 
 
-def test_items_for_others_are_put_off_longer_when_there_are_many() -> None:
+def test_many_items_without_a_handler_are_delayed_longer() -> None:
     unhandled = UnhandledKindDelay(lambda: 1.0)
     assert unhandled.delay(5, SECOND) == SECOND
     for at in range(2, 40):

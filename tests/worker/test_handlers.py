@@ -1,4 +1,4 @@
-"""What becomes of items: done, failed, put off, left to others."""
+"""The outcomes of items: completed, retried, buried, snoozed, returned."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ def in_a_thread(handle: Handle) -> Handle:
 
 
 def in_a_task(handle: Handle) -> Handle:
-    """The same, as a coroutine that lets others have a turn before and after."""
+    """The handler as a coroutine that yields to other tasks before and after."""
 
     async def ahandle(item: Any, context: Context) -> Any:
         await asyncio.sleep(0)
@@ -36,7 +36,7 @@ def in_a_task(handle: Handle) -> Handle:
 
 @pytest.fixture(params=[in_a_thread, in_a_task], ids=["threads", "tasks"])
 def kind(request: pytest.FixtureRequest) -> Callable[[Handle], Handle]:
-    """How handlers run."""
+    """Runs the test with a plain and with an async handler."""
     found: Callable[[Handle], Handle] = request.param
     return found
 
@@ -52,7 +52,7 @@ def test_items_are_handled_and_completed(queue: Queue, log: HandlerEvents, kind:
     assert queue.stats().depth == 0
 
 
-def test_what_comes_later_is_handled_too(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
+def test_items_produced_later_are_handled_too(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     with running_worker(Worker(queue, kind(lambda item: log.add(item.payload)), concurrency=2)):
         for payload in (b"1", b"2", b"3"):
             queue.produce(payload)
@@ -90,7 +90,7 @@ def test_a_quick_handler_does_not_hold_up_slow_ones_and_the_other_way_round(queu
         log.add(item.payload)
 
     with running_worker(Worker(queue, handle, concurrency=3)):
-        for _ in range(200):  # so the worker takes handlers to be quick, and leases many at once
+        for _ in range(200):  # after quick items the worker leases many at once
             queue.produce(b"quick")
         log.take(200)
         queue.produce_many([b"slow", b"quick", b"slow", b"quick", b"quick"])
@@ -131,7 +131,7 @@ def test_a_failed_item_waits_as_the_policy_says(queue: Queue, log: HandlerEvents
     assert 480 < (found.ready_in_seconds or 0) <= 500
 
 
-def test_a_handler_says_what_is_to_become_of_its_item(queue: Queue, kind: Callable[[Handle], Handle]) -> None:
+def test_a_handler_raises_the_outcome_of_its_item(queue: Queue, kind: Callable[[Handle], Handle]) -> None:
     errors = {b"retry": Retry(300, "full"), b"bury": Bury("poison"), b"snooze": Snooze(700), b"type": KeyError("k"), b"done": None}
     ids = dict(zip(errors, queue.produce_many(list(errors)), strict=True))
 
@@ -202,7 +202,7 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_item_only(queue: Queue, l
         queue.produce_many([b"bad", b"good"])
 
 
-def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: HandlerEvents) -> None:
+def test_a_result_that_is_not_awaited_is_a_failure(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
 
     async def later(item: Item) -> None:
@@ -210,11 +210,11 @@ def test_work_that_nobody_awaits_is_not_done(queue: Queue, log: HandlerEvents) -
 
     with running_worker(Worker(queue, lambda item: later(item), retry=RetryPolicy(base=100))):
         wait_until(lambda: queue.stats().scheduled)
-    assert "declare it with async def" in queue.items("scheduled")[0].reason
+    assert "declare the handler with async def" in queue.items("scheduled")[0].reason
     assert log.rest() == []
 
 
-def test_what_a_handler_returns_is_its_own_business(queue: Queue) -> None:
+def test_other_results_of_a_handler_are_ignored(queue: Queue) -> None:
     queue.produce_many([b"x", b"y"])
     results = [Failed({0: "not a batch"}), {0: "x"}]
     with running_worker(Worker(queue, lambda item: results.pop())):
@@ -243,7 +243,7 @@ def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: HandlerEvents)
         wait_completed(queue, 5)
 
 
-def test_an_unknown_kind_is_left_to_others_and_not_failed(broker: Broker, log: HandlerEvents) -> None:
+def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     ids = queue.produce_many([NewItem(b"1", kind="invoice"), NewItem(b"2", kind="mail"), b"3"])
     first, second = Worker(queue), Worker(queue)
@@ -287,7 +287,7 @@ def test_some_of_a_batch_can_fail(queue: Queue, kind: Callable[[Handle], Handle]
     assert queue.stats().completed == 2
 
 
-def test_a_whole_batch_fails_if_its_handler_raises_or_names_others(queue: Queue, log: HandlerEvents) -> None:
+def test_a_whole_batch_fails_if_its_handler_raises_or_names_unknown_items(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2"])
     errors = [ValueError("down"), Failed({"0-77": "?"})]
 
@@ -301,7 +301,7 @@ def test_a_whole_batch_fails_if_its_handler_raises_or_names_others(queue: Queue,
         wait_completed(queue, 2)
 
 
-def test_a_batch_is_cut_by_handler(queue: Queue, log: HandlerEvents) -> None:
+def test_a_batch_is_split_by_handler(queue: Queue, log: HandlerEvents) -> None:
     one = Worker(queue, batch=10)
     one.on("a")(lambda items: log.add(("a", [item.payload for item in items])))
     one.on("b")(lambda items: log.add(("b", [item.payload for item in items])))
@@ -329,7 +329,7 @@ def test_a_function_becomes_a_worker(queue: Queue, log: HandlerEvents) -> None:
     assert log.next() == b"x"
 
 
-def test_hooks_are_told_and_cannot_hurt(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
+def test_hooks_are_called_and_their_errors_have_no_effect(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     def broken(*told: Any) -> None:
         log.add(("started", *told))
         raise RuntimeError("a broken hook")

@@ -1,4 +1,4 @@
-"""Leases are kept while handlers work, whatever these do; and a lease that is lost all the same is noticed."""
+"""Leases are extended while handlers run, whatever they do. A lease that is lost nevertheless is detected."""
 
 import ctypes
 import threading
@@ -18,7 +18,7 @@ SECONDS = 1.3
 
 
 def block(item: Item) -> None:
-    """Hold the interpreter: no other thread runs meanwhile."""
+    """Hold the interpreter, so that no other thread runs."""
     ctypes.PyDLL(None).usleep(int(SECONDS * 1e6))
 
 
@@ -27,7 +27,7 @@ async def ablock(item: Item) -> None:
 
 
 class CompetingConsumer:
-    """Another consumer, who wants the same items and waits for them."""
+    """Another consumer, which waits in a thread for items of the same queue."""
 
     def __init__(self, queue: Queue) -> None:
         self.got: list[Any] = []
@@ -55,15 +55,15 @@ def test_a_handler_that_holds_the_interpreter_longer_than_its_lease_keeps_it(
     one = Worker(queue, handle, concurrency=2, hooks=Hooks(started=lambda item: log.add(item.payload), late=lambda item: log.add("late")))
     with running_worker(one):
         log.next()
-        rival = CompetingConsumer(queue)
+        competitor = CompetingConsumer(queue)
         wait_completed(queue, 1)
     queue.produce(b"2")
-    assert rival.gets() == [b"2"]
+    assert competitor.gets() == [b"2"]
     assert (one.stats().handled, one.stats().late) == (1, 0)
     assert "late" not in log.rest()
 
 
-def test_a_long_handler_keeps_its_lease_and_those_that_wait_with_it(broker: Broker, log: HandlerEvents) -> None:
+def test_leases_of_running_and_buffered_items_are_extended(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1, max_attempts=1)
     go = threading.Event()
 
@@ -76,17 +76,17 @@ def test_a_long_handler_keeps_its_lease_and_those_that_wait_with_it(broker: Brok
     with running_worker(one):
         queue.produce_many([b"quick", b"slow"])
         log.take(2)
-        rival = CompetingConsumer(queue)
+        competitor = CompetingConsumer(queue)
         wait_elapsed(broker, 2.2)  # more than two leases long
         assert queue.stats().leased == 1
         go.set()
         wait_completed(queue, 2)
     queue.produce(b"other")
-    assert rival.gets() == [b"other"]
+    assert competitor.gets() == [b"other"]
     assert one.stats().late == 0
 
 
-def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: HandlerEvents) -> None:
+def test_the_lease_is_not_extended_after_its_items_are_settled(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b""] * 3)
     with running_worker(Worker(queue, log.add, concurrency=3)):
@@ -97,7 +97,7 @@ def test_when_the_handler_is_done_its_lease_is_let_go(broker: Broker, log: Handl
         wait_until(lambda: not loop.engine.auto_extended_leases)
 
 
-def test_a_lease_that_is_lost_is_late_and_what_waits_under_it_is_not_begun(broker: Broker, log: HandlerEvents) -> None:
+def test_items_of_a_lost_lease_are_late_and_buffered_ones_are_not_started(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"%d" % n for n in range(200)])
     go, first = threading.Event(), threading.Event()

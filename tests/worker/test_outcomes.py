@@ -1,4 +1,4 @@
-"""What becomes of an item whose handler failed, and when it is tried again."""
+"""The outcome of an item whose handler failed, and the delay of its next attempt."""
 
 import pickle
 from typing import Any
@@ -22,7 +22,7 @@ def test_each_attempt_waits_longer_up_to_a_limit() -> None:
 
 
 @pytest.mark.parametrize(("chance", "seconds"), [(0.0, 7.5), (0.5, 10.0), (1.0, 12.5)])
-def test_chance_makes_it_a_share_more_or_less(chance: float, seconds: float) -> None:
+def test_jitter_varies_the_delay_by_a_share(chance: float, seconds: float) -> None:
     assert RetryPolicy(base=10, jitter=0.25).delay(1, lambda: chance) == seconds * SECOND
 
 
@@ -35,7 +35,7 @@ def test_an_error_is_retried_with_its_name_and_text() -> None:
     assert outcome(ValueError()) == Outcome("retried", SECOND, "ValueError")
 
 
-def test_what_a_handler_asks_for_is_done() -> None:
+def test_retry_bury_and_snooze_give_their_outcomes() -> None:
     assert outcome(Retry(30, "busy")) == Outcome("retried", 30 * SECOND, "busy")
     assert outcome(Retry(), 2) == Outcome("retried", 2 * SECOND)
     assert outcome(Bury("poison")) == Outcome("buried", 0, "poison")
@@ -46,7 +46,7 @@ class Special(ConnectionError):
     pass
 
 
-def test_the_most_special_class_counts() -> None:
+def test_by_type_uses_the_most_specific_class() -> None:
     by_type = {OSError: RetryPolicy(base=7), ConnectionError: Bury, Special: Retry(3), ValueError: Snooze(9, "later"), KeyError: Bury("k")}
     assert outcome(OSError("disk"), by_type=by_type) == Outcome("retried", 7 * SECOND, "OSError: disk")
     assert outcome(ConnectionResetError("gone"), by_type=by_type) == Outcome("buried", 0, "ConnectionResetError: gone")
@@ -56,7 +56,7 @@ def test_the_most_special_class_counts() -> None:
     assert outcome(TypeError("t"), by_type=by_type) == Outcome("retried", SECOND, "TypeError: t")
 
 
-def test_items_of_a_batch_fail_by_place_or_id() -> None:
+def test_items_of_a_batch_fail_by_index_or_id() -> None:
     bury = Bury("b")
     found = batch_failures(Failed({0: "first", "0-9": bury}), ["0-7", "0-8", "0-9"])
     assert [(place, type(error), str(error)) for place, error in found.items()] == [(0, Retry, "first"), (2, Bury, "b")]
@@ -68,7 +68,7 @@ def test_an_item_that_was_not_in_the_batch_cannot_fail(name: Any) -> None:
         batch_failures(Failed({name: "x"}), ["0-7", "0-8", "0-9"])
 
 
-def test_policies_and_words_can_be_sent_to_another_process() -> None:
+def test_policies_and_outcomes_can_be_pickled() -> None:
     policy = RetryPolicy(base=2, by_type={ValueError: Bury, KeyError: RetryPolicy(base=3)})
     assert pickle.loads(pickle.dumps(policy)) == policy
     for word in (Retry(3, "r"), Bury("b"), Snooze(4, "s")):
@@ -94,10 +94,10 @@ def test_a_wrong_policy_is_refused(wrong: dict[str, Any], sentence: str) -> None
     assert sentence in str(caught.value)
 
 
-def test_wrong_words_are_refused_where_they_are_said() -> None:
+def test_wrong_arguments_of_retry_snooze_and_failed_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="delay is -1; give 0 to"):
         Retry(-1)
     with pytest.raises(InvalidRequest, match="delay is str; give seconds"):
         Snooze("5")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="what failed is list; give a dict"):
+    with pytest.raises(InvalidRequest, match="failed is list; give a dict"):
         Failed(["0-1"])  # type: ignore[arg-type]

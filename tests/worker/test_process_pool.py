@@ -1,4 +1,4 @@
-"""Handlers in child processes: what they can say, and what becomes of items when a process dies."""
+"""Handlers in child processes: outcomes, and what happens to items when a process dies."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, running_work
 
 @pytest.fixture(autouse=True)
 def bare_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Children need not import what runs the tests."""
+    """Keep child processes from importing the main module of pytest."""
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
 
 
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def produce(queue: Queue, file: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Items that say what to do."""
+    """Produces items with instructions for `run_instruction`."""
 
     def produce(*what: str, **more: Any) -> list[str]:
         return queue.produce_many([{"do": do, "file": str(file), "go": str(tmp_path / "go"), **more} for do in what])
@@ -42,12 +42,12 @@ def produce(queue: Queue, file: Path, tmp_path: Path) -> Callable[..., list[str]
 
 
 def started(file: Path, count: int) -> list[list[Any]]:
-    """The lines that are there, once they are so many."""
+    """Wait until the file has this many lines, and give them."""
     return wait_until(lambda: child_handlers.lines(file), lambda found: len(found) >= count)
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs (a dead one that nobody has asked for does not)."""
+    """Whether a process runs. A zombie does not."""
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -75,7 +75,7 @@ def test_children_handle_and_the_parent_settles(queue: Queue, file: Path, produc
     assert not any(is_alive(pid) for _, _, pid, *_ in rows)
 
 
-def test_a_child_speaks_through_its_parent(
+def test_outcomes_of_a_child_are_settled_by_its_parent(
     broker: Broker, queue: Queue, file: Path, tmp_path: Path, produce: Callable[..., list[str]]
 ) -> None:
     mail = broker.create_queue("mail")
@@ -136,7 +136,7 @@ def test_a_child_that_is_killed_is_replaced(queue: Queue, file: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["busy", "stopped by the system"])
-def test_a_child_that_runs_over_is_killed(
+def test_a_child_that_exceeds_the_timeout_is_killed(
     queue: Queue, file: Path, tmp_path: Path, produce: Callable[..., list[str]], stopped: bool
 ) -> None:
     produce("wait once")
@@ -176,7 +176,7 @@ def test_draining_waits_for_children(queue: Queue, file: Path, tmp_path: Path, p
     assert (queue.stats().completed, queue.stats().ready, queue.stats().leased) == (2, 1, 0)
 
 
-def test_stopping_at_once_kills_children_and_gives_their_items_back(queue: Queue, file: Path, produce: Callable[..., list[str]]) -> None:
+def test_stopping_at_once_kills_children_and_returns_their_items(queue: Queue, file: Path, produce: Callable[..., list[str]]) -> None:
     produce("wait", "wait", "wait")
     one = Worker(queue, child_handlers.run_instruction, processes=2)
     running = WorkerThread(one)
@@ -191,12 +191,12 @@ def test_a_worker_whose_children_cannot_begin_says_so(queue: Queue, monkeypatch:
     queue.produce({})
     monkeypatch.setenv("PENSTOCK_TEST_BROKEN_MODULE", "1")
     (error,) = WorkerThread(Worker(queue, child_handlers.quick, processes=1)).ended()
-    assert isinstance(error, InvalidRequest) and "processes end before they can begin (exit code 1)" in str(error)
+    assert isinstance(error, InvalidRequest) and "processes exit before they are ready (exit code 1)" in str(error)
     assert (queue.stats().ready, queue.stats().leased) == (1, 0)
 
 
 def test_a_handler_that_cannot_be_found_in_a_module_is_refused_before_it_runs(queue: Queue) -> None:
     one = Worker(queue, processes=1)
     one.on("a")(lambda item: None)
-    with pytest.raises(InvalidRequest, match=r"cannot be sent to another process .*; define it at the top of a module"):
+    with pytest.raises(InvalidRequest, match=r"cannot be sent to another process .*; define it at the top level of a module"):
         one.run(signals=False)

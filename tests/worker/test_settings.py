@@ -1,4 +1,4 @@
-"""What a worker refuses, and how it says so."""
+"""Wrong settings of a worker and their messages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ Handle = Callable[..., Any]
         ({"queues": "orders"}, "the worker's queue is str; give a Queue"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(queue: Queue, options: dict[str, Any], sentence: str) -> None:
+def test_wrong_settings_are_refused(queue: Queue, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Worker(**{"queues": queue, **options})
     assert sentence in str(caught.value)
@@ -65,6 +65,6 @@ def test_wrong_weights_kinds_and_runs_are_refused(queue: Queue, log: HandlerEven
         with pytest.raises(InvalidRequest, match="the worker is running already"):
             one.run()
     one.stop()
-    with running_worker(one):  # once more
+    with running_worker(one):  # a worker can run again
         queue.produce(b"y", kind="a")
         assert log.next() == b"y"

@@ -1,4 +1,4 @@
-"""A program with a worker that is asked to end, killed, stopped and continued: real processes, real signals."""
+"""A program with a worker gets SIGTERM, SIGINT, SIGKILL, SIGSTOP and SIGCONT: real processes, real signals."""
 
 import os
 import random
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class WorkerProcess:
-    """A worker in a process of its own."""
+    """A process that runs worker_program."""
 
     def __init__(self, place: Path, mode: str) -> None:
         command = [sys.executable, "-m", "tests.worker.worker_program", str(place), mode]
@@ -35,7 +35,7 @@ class WorkerProcess:
         return [self.line() for _ in range(count)]
 
     def rest(self) -> list[str]:
-        """Wait for its end; what it still said."""
+        """Wait for the end of the process; gives the rest of its output."""
         assert self._process.stdout is not None
         return self._process.stdout.read().splitlines()
 
@@ -43,7 +43,7 @@ class WorkerProcess:
         self._process.send_signal(number)
 
     def signal_until_ended(self, number: int) -> None:
-        """Send a signal until it has ended: at least twice, as one that comes before the last was heard does not count."""
+        """Send a signal until the process has ended, at least twice: two pending signals may arrive as one."""
         ended = False
         while not ended:
             self.signal(number)
@@ -90,7 +90,7 @@ def start(place: Path) -> Iterator[Start]:
 
 @contextmanager
 def orders(place: Path) -> Iterator[penstock.Queue]:
-    """The queue, while no program has it."""
+    """The queue, while no program owns the directory."""
     with penstock.open(place, durability="os") as broker:
         yield broker.create_queue("orders", lease_timeout=1, exist_ok=True)
 
@@ -121,7 +121,7 @@ def test_a_second_signal_stops_at_once(place: Path, start: Start) -> None:
     program = start("wait")
     program.lines(2)
     program.signal_until_ended(signal.SIGTERM)
-    assert program.rest() == ["draining", "over"]  # although its handlers never ended
+    assert program.rest() == ["draining", "over"]  # the handlers were not waited for
     assert program.code() == 0
     with orders(place) as queue:
         assert (queue.stats().completed, queue.stats().leased) == (0, 2)
@@ -143,7 +143,7 @@ def test_a_program_that_is_killed_loses_nothing(place: Path, start: Start) -> No
         ended.update(line.split()[1] for line in seen if line.startswith("end"))
         assert program.code() == -signal.SIGKILL
     with orders(place) as queue:
-        assert queue.stats().completed <= len(ended)  # nothing is done that was not handled
+        assert queue.stats().completed <= len(ended)  # no item is completed that was not handled
         while queue.stats().depth:
             with queue.lease(1_000, wait=WAIT) as batch:
                 begun.update(batch_id for batch_id in (lease.id for lease in batch))
@@ -152,7 +152,7 @@ def test_a_program_that_is_killed_loses_nothing(place: Path, start: Start) -> No
     assert set(begun) == set(ids)
 
 
-def test_a_program_that_is_stopped_past_its_leases_and_continued_goes_on(place: Path, start: Start) -> None:
+def test_a_program_suspended_past_its_leases_continues(place: Path, start: Start) -> None:
     fill(place, 4)
     program = start("wait")
     program.lines(2)
@@ -169,7 +169,7 @@ def test_a_program_that_is_stopped_past_its_leases_and_continued_goes_on(place: 
         assert queue.stats().completed == 4
 
 
-def test_a_program_that_is_stopped_anywhere_handles_everything_once(place: Path, start: Start) -> None:
+def test_a_program_suspended_at_any_time_handles_every_item_once(place: Path, start: Start) -> None:
     ids = fill(place, 4_000)
     program = start("quick")
     seen: list[str] = []
@@ -200,7 +200,7 @@ def test_a_child_does_not_outlive_a_worker_that_is_killed(place: Path, start: St
         assert queue.lease(wait=WAIT)[0].attempts == 2
 
 
-def test_children_leave_signals_to_their_worker(place: Path, start: Start) -> None:
+def test_children_ignore_signals(place: Path, start: Start) -> None:
     fill(place, 1)
     program = start("children")
     pid = int(program.line().split()[2])
@@ -210,4 +210,4 @@ def test_children_leave_signals_to_their_worker(place: Path, start: Start) -> No
     program.signal_until_ended(signal.SIGTERM)
     assert program.rest() == ["draining", "over"]
     with orders(place) as queue:
-        assert queue.lease()[0].attempts == 1  # it was killed with its process, so it is back at once
+        assert queue.lease()[0].attempts == 1  # the handler was killed, so its item was returned at once

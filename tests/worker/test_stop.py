@@ -1,4 +1,4 @@
-"""Ends in the middle of work: nothing is lost, nothing is handled twice at once, and what comes late is refused."""
+"""Draining and stopping: no item is lost, none is handled twice at once, and late outcomes are refused."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from penstock.worker.worker import Worker
 from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, wait_completed, wait_until
 
 
-def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, log: HandlerEvents) -> None:
+def test_draining_finishes_running_handlers_and_returns_the_other_items(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"%d" % n for n in range(10)])
     go = threading.Event()
 
@@ -27,7 +27,7 @@ def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, 
     running = WorkerThread(one)
     log.take(2)
     one.stop()
-    one.stop()  # asking twice is no order to hurry
+    one.stop()  # a second call of stop drains too
     queue.produce(b"10")
     wait_until(lambda: queue.stats().waiting_consumers == 0)
     go.set()
@@ -40,7 +40,7 @@ def test_draining_finishes_what_was_begun_and_gives_the_rest_back(queue: Queue, 
 
 @pytest.mark.parametrize("how", ["threads", "tasks", "batches"])
 @pytest.mark.parametrize("seed", range(4))
-def test_draining_at_any_moment_loses_and_doubles_nothing(broker: Broker, how: str, seed: int) -> None:
+def test_draining_at_any_time_neither_loses_nor_duplicates_items(broker: Broker, how: str, seed: int) -> None:
     queue = broker.create_queue("orders", partitions=3)
     rng = random.Random(f"{how} {seed}")
     total = 2_000
@@ -92,7 +92,7 @@ def test_a_handler_may_end_its_own_worker(queue: Queue, log: HandlerEvents) -> N
     assert (queue.stats().completed, queue.stats().ready, queue.stats().leased) == (len(handled), 3 - len(handled), 0)
 
 
-def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(broker: Broker, log: HandlerEvents) -> None:
+def test_stopping_threads_at_once_leaves_their_leases_to_expire(broker: Broker, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders", lease_timeout=1)
     queue.produce_many([b"done", b"stuck"])
     go = threading.Event()
@@ -109,7 +109,7 @@ def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(bro
     wait_completed(queue, 1)
     one.stop(at_once=True)
     assert running.ended() == []
-    assert queue.stats().leased == 1  # its handler may still be at work, so nobody else may be
+    assert queue.stats().leased == 1  # the handler may still run, so the item stays leased
     lease = queue.lease(wait=WAIT)[0]
     assert (lease.item.payload, lease.attempts) == (b"stuck", 2)
     go.set()
@@ -118,7 +118,7 @@ def test_stopping_threads_at_once_leaves_their_items_to_the_end_of_the_lease(bro
     assert one.stats().handled == 1
 
 
-def test_stopping_tasks_at_once_cancels_them_and_gives_their_items_back(queue: Queue, log: HandlerEvents) -> None:
+def test_stopping_tasks_at_once_cancels_them_and_returns_their_items(queue: Queue, log: HandlerEvents) -> None:
     queue.produce_many([b"1", b"2"])
 
     async def handle(item: Item) -> None:
@@ -161,7 +161,7 @@ def test_a_task_that_will_not_be_cancelled_is_not_waited_for(broker: Broker, log
     go.set()
 
 
-def test_progress_of_a_lost_lease_tells_the_handler(queue: Queue, log: HandlerEvents) -> None:
+def test_a_progress_report_detects_a_lost_lease(queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
     late: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A disk that fails while a worker settles: what it says is said again until it is known."""
+"""A disk fails while a worker settles: failed requests are repeated until they succeed."""
 
 import errno
 import threading
@@ -19,7 +19,7 @@ FAR = 4_000_000_000.0
 
 
 class SyncFailingFiles(SystemFiles):
-    """The real disk, but syncs fail while it is told so."""
+    """Real files whose syncs fail while the test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,13 +48,11 @@ def broker(tmp_path: Path, files: SyncFailingFiles) -> Iterator[Broker]:
 
 
 def sync(queue: Queue) -> None:
-    """Have something stored durably, and with it all that was recorded before, leases too."""
+    """Produce an item durably; this also syncs all records before it, such as leases."""
     queue.produce(b"", at=FAR)
 
 
-def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(
-    broker: Broker, files: SyncFailingFiles, log: HandlerEvents
-) -> None:
+def test_failed_settlements_are_repeated_until_the_disk_recovers(broker: Broker, files: SyncFailingFiles, log: HandlerEvents) -> None:
     queue, mail = broker.create_queue("orders", max_attempts=2), broker.create_queue("mail")
     verdicts = {b"done": None, b"retry": Retry(0, "again"), b"bury": Bury("poison"), b"follow": None}
     ids = dict(zip(verdicts, queue.produce_many(list(verdicts)), strict=True))
@@ -88,7 +86,7 @@ def test_what_could_not_be_settled_is_settled_when_the_disk_is_well_again(
     assert log.rest() == []
 
 
-def test_leases_that_the_disk_lost_are_late_and_their_items_come_again(broker: Broker, files: SyncFailingFiles, log: HandlerEvents) -> None:
+def test_items_whose_lease_the_disk_lost_are_late_and_leased_again(broker: Broker, files: SyncFailingFiles, log: HandlerEvents) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([b"%d" % n for n in range(20)])
 

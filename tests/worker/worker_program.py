@@ -1,9 +1,9 @@
-"""A program with a worker in it, to be sent signals.
+"""A program with a worker, to which tests send signals.
 
     python -m tests.worker.worker_program DIRECTORY MODE
 
-It says on stdout what it does, a line each: "ready", "begin ID ATTEMPTS", "end ID", "draining", "drained", "over". Handlers that wait
-go on when a line comes on stdin.
+It prints one line for each event: "ready", "begin ID ATTEMPTS", "end ID", "draining", "drained", "over". Handlers that
+wait end when a line comes on stdin.
 Modes: wait (two threads), quick (one), children (one process).
 """
 
@@ -46,7 +46,7 @@ def listen() -> None:
 
 
 class DrainReporter(logging.Handler):
-    """Says that the worker has begun to drain."""
+    """Prints "draining" when the worker begins to drain."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.getMessage().startswith("the worker drains"):

@@ -1,4 +1,4 @@
-"""`python -m penstock.cli` is `penstock`."""
+"""`python -m penstock.cli` runs the command `penstock`."""
 
 from penstock.cli.main import main
 

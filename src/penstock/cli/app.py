@@ -1,6 +1,6 @@
-"""The command line as a whole.
+"""The whole command line.
 
-Owns: `app`, the tree of commands, and the options in front of them. Each group of commands is a module of its own.
+Owns: `app`, the tree of commands, and the options before the command. Each group of commands has its own module.
 """
 
 import sys
@@ -19,7 +19,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-"""The tree of commands."""
 
 
 def _version(wanted: bool) -> None:
@@ -38,27 +37,24 @@ def main(
         typer.Option("--broker", "-b", envvar=BROKER_VARIABLE, metavar="DIR", help="The broker's directory.", show_default=False),
     ] = None,
     root: Annotated[
-        list[str] | None, typer.Option(metavar="DIR", help="A further storage root of the broker; may be repeated.", show_default=False)
+        list[str] | None, typer.Option(metavar="DIR", help="Another storage root of the broker; may be repeated.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Which version this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Penstock: a durable, partitioned work queue.
 
-    --broker and --json may also stand behind a command.
+    --broker and --json may also follow the command.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     context.obj = CommandContext(broker or "", root or (), as_json)
 
 
+for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group):
+    app.add_typer(group)
 app.add_typer(queues.group, name="queue")
-produce.register(app)
-leases.register(app)
-items.register(app)
-stats.register(app)
+app.add_typer(items.keys, name="keys")
 app.add_typer(dead.group, name="dead")
-repair.register(app)
-work.register(app)
 app.add_typer(ledgerq_import.group, name="import")
 app.add_typer(spark.group, name="spark")

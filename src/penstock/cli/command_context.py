@@ -1,7 +1,8 @@
-"""What a command works with: the broker it is about, and where it speaks.
+"""The broker and the output streams of a command.
 
-Owns: `Session`. A command that changes something opens the broker as its owner; one that only looks opens a view, which takes no lock,
-writes nothing and works while another process owns the directory. Only commands that make something new make a directory.
+Owns: `CommandContext`. A command that changes something opens the broker as its owner. A command that only reads opens
+a snapshot, which takes no lock, writes nothing and works while another process owns the directory. Only `queue create`
+makes a directory.
 Answers go to stdout, everything else (progress, notes, errors) to stderr.
 """
 
@@ -31,34 +32,35 @@ OutputPart = text_output.TextTable | str
 
 
 class CommandContext:
-    """One run of one command."""
+    """The broker and the output streams of one run of a command."""
 
     def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False) -> None:
         self.as_json = as_json
-        self.roots = list(roots)
+        self.roots = [os.path.expanduser(root) for root in roots]
         self._target = target
         self._snapshot: Snapshot | None = None
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
-        """The same, with what was said behind the command."""
+        """The same context with the options that followed the command."""
         return CommandContext(target or self._target, self.roots, as_json or self.as_json)
 
     # -- the broker ----------------------------------------------------------------------------------
 
     @property
     def target(self) -> str:
+        """The directory of the broker; raises if none was given or it is not a path of a directory."""
         if not self._target:
             raise CommandFailed(f"no broker is named; give its directory with --broker, or set {BROKER_VARIABLE}")
         if self._target == MEMORY:
             raise CommandFailed(f"{MEMORY} ends with the process that opened it; give a directory")
         checked_target(self._target, self.roots)
-        return self._target
+        return os.path.expanduser(self._target)
 
     @contextmanager
     def broker(self, *, create: bool = False) -> Iterator[Broker]:
-        """The broker, to change something."""
+        """Open the broker as its owner; the directory must exist unless `create`."""
         if not create:
             self.require_broker()
         with open_broker(self.target, roots=self.roots) as broker:
@@ -66,29 +68,29 @@ class CommandContext:
 
     @contextmanager
     def snapshot(self) -> Iterator[Broker]:
-        """The broker, to look at it."""
+        """Open a snapshot of the broker."""
         self.require_broker()
         self._snapshot = Snapshot.open(checked_target(self.target, self.roots))
         with Broker(self._snapshot, self.target) as broker:
             yield broker
 
     def refresh(self) -> None:
-        """Let what is looked at go on to what is there now."""
+        """Update the open snapshot to the present state."""
         if self._snapshot is not None:
             self._snapshot.refresh()
 
     def require_broker(self) -> None:
-        """The directory must be there, and hold a broker."""
-        advice = "mend the path, or create a queue there: penstock queue create"
+        """Raise unless the directory exists and holds a broker."""
+        advice = "fix the path, or create a queue there: penstock queue create"
         if not os.path.lexists(self.target):
             raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)
         if not holds_broker(self.target):
             raise CommandFailed(f"{self.target!r} holds no broker; {advice}", NOT_FOUND)
 
-    # -- speaking ------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------
 
     def print_answer(self, document: Any, *parts: OutputPart) -> None:
-        """Answer with the document (--json) or with these tables and lines."""
+        """Print the answer: the document with --json, else these tables and lines."""
         if self.as_json:
             self.write_line(json.dumps(document, indent=2, ensure_ascii=not self._unicode))
             return
@@ -96,12 +98,12 @@ class CommandContext:
             if isinstance(part, str):
                 self.write_line(part)
             elif self.out.is_terminal:
-                self.out.print(terminal_text(part, self.out.width))
+                self.out.print(part.for_terminal(self.out.width))
             else:
                 self.write_line(part.plain())
 
     def print_next_answer(self, document: Any, *parts: OutputPart) -> None:
-        """One answer of several: with --json, each is a line."""
+        """Print one of several answers. With --json each answer is one line."""
         if self.as_json:
             self.write_line(json.dumps(document, ensure_ascii=not self._unicode))
         else:
@@ -109,11 +111,11 @@ class CommandContext:
         sys.stdout.flush()
 
     def write_line(self, text: str) -> None:
-        """A line on stdout, as it is."""
+        """Write a line to stdout without formatting."""
         sys.stdout.write(f"{text}\n")
 
     def print_note(self, text: str) -> None:
-        """Something besides the answer."""
+        """Write a line to stderr that is not part of the answer."""
         self.err.print(Text(f"penstock: {text}"))
 
     @property
@@ -121,38 +123,38 @@ class CommandContext:
         return (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
 
     def confirm(self, what: str, yes: bool) -> None:
-        """Ask before something is gone for good. Where nobody can be asked, --yes must have been given."""
+        """Ask before something is deleted, unless --yes was given. Raises if the answer is no or stdin is not a tty."""
         if yes:
             return
         if not sys.stdin.isatty():
             raise CommandFailed(f"this {what}; add --yes to do it")
-        if not typer.confirm(f"This {what}. Go on?", err=True):
+        if not typer.confirm(f"This {what}. Continue?", err=True):
             raise CommandFailed("nothing was changed; add --yes to do it without being asked", NEGATIVE)
 
     @contextmanager
     def progress_bar(
         self, title: str, total: int | None, wanted: bool | None = None, *, sizes: bool = False
     ) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr, as far as `total` is known; gives the function that moves it on. None shows it on a terminal only.
+        """A progress bar on stderr; gives the function that advances it.
 
-        sizes: it counts bytes.
+        total: None if it is not known.
+        wanted: None shows the bar on a terminal only.
+        sizes: the bar counts bytes.
         """
+        with self.rich_progress(wanted, sizes=sizes) as progress:
+            if progress is None:
+                yield lambda steps: None
+                return
+            task = progress.add_task(escape(title), total=total)
+            yield lambda steps: progress.advance(task, steps)
+
+    @contextmanager
+    def rich_progress(self, wanted: bool | None = None, *, sizes: bool = False) -> Iterator[Progress | None]:
+        """The display of progress bars on stderr, or None if it is not shown. Arguments as of `progress_bar`."""
         if wanted is False or (wanted is None and (not self.err.is_terminal or self.as_json)):
-            yield lambda steps: None
+            yield None
             return
-        columns = [
-            SpinnerColumn(),
-            TextColumn(escape(title)),
-            BarColumn(),
-            DownloadColumn() if sizes else MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        ]
-        with Progress(*columns, console=self.err, transient=self.err.is_terminal) as bars:
-            task = bars.add_task("", total=total)
-            yield lambda steps: bars.advance(task, steps)
-
-
-def terminal_text(table: text_output.TextTable, width: int) -> Text:
-    """A table for a terminal."""
-    heading, *rows = table.lines(width)
-    return Text("\n").join([Text(heading, style="bold"), *map(Text, rows)])
+        counts = DownloadColumn() if sizes else MofNCompleteColumn()
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn()]
+        with Progress(*columns, console=self.err, transient=self.err.is_terminal) as progress:
+            yield progress

@@ -1,14 +1,14 @@
 """How a function becomes a command.
 
-Owns: `command`, which gives every command the options that all have (--broker, --json) and turns whatever ends it into one line and an exit
-code; `CommandTree`, which does the same for what is wrong with the command line itself; and completion of queue names.
+Owns: `command`, which adds the options of all commands (--broker, --json) and turns an error into one line and an exit
+code; `CommandTree`, which does the same for errors of the command line itself; and the completion of queue names.
 """
 
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
@@ -28,9 +28,9 @@ ORDER = (
 
 BrokerOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory; {BROKER_VARIABLE} unless given.", show_default=False),
+    typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory.  [default: ${BROKER_VARIABLE}]", show_default=False),
 ]
-JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Answer in JSON.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 _COMMON = (
     inspect.Parameter("broker", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=BrokerOption),
     inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption),
@@ -39,23 +39,25 @@ _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotati
 
 
 def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = ()) -> Callable[[F], F]:
-    """Make a function of a Session a command. Its docstring is the help, its other parameters are arguments and options.
+    """Make a command of a function whose first parameter is a CommandContext.
 
-    more: parameters that it takes as **named ones.
+    Its docstring is the help text; its other parameters are the arguments and options of the command.
+    more: parameters that the function takes as **options.
     """
 
     def register(function: F) -> F:
         own = [*inspect.signature(function, eval_str=True).parameters.values()][1:]
-        own = [_numbered(one) for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD] + [*more]
+        own = [_with_number_parser(one) for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD] + [*more]
 
-        def run(context: typer.Context, broker: str | None, as_json: bool, **given: Any) -> None:
+        def run(context: typer.Context, broker: str | None, as_json: bool, **options: Any) -> None:
             session: CommandContext = context.obj.with_options(broker, as_json)
             try:
-                function(session, **given)
+                function(session, **options)
             except (typer.Exit, typer.Abort):
                 raise
             except BaseException as error:
-                raise typer.Exit(print_error(error)) from None
+                flags = {str(one.name): one.opts[0] for one in context.command.params if one.param_type_name == "option"}
+                raise typer.Exit(print_error(error, flags)) from None
 
         parameters = [_CONTEXT, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -67,13 +69,13 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
     return register
 
 
-def _numbered(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A whole number is read here, so that what is not one is said in our words."""
-    kinds, *about = get_args(parameter.annotation)
-    if kinds in (int, int | None):
-        about = [copy(one) for one in about]
-        about[0].parser = whole_number
-    return parameter.replace(annotation=Annotated[kinds, *about])
+def _with_number_parser(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Parse whole numbers with `whole_number`, for its error message."""
+    kind, *metadata = get_args(parameter.annotation)
+    if kind in (int, int | None):
+        metadata = [copy(one) for one in metadata]
+        metadata[0].parser = whole_number
+    return parameter.replace(annotation=Annotated[kind, *metadata])
 
 
 def whole_number(given: str | int) -> int:
@@ -83,35 +85,38 @@ def whole_number(given: str | int) -> int:
         raise typer.BadParameter(f"{given!r} is no whole number") from None
 
 
-def print_error(error: BaseException) -> int:
-    """Say in one line what went wrong; gives the exit code."""
+def print_error(error: BaseException, flags: Mapping[str, str] = {}) -> int:
+    """Print one line about an error to stderr; gives the exit code.
+
+    flags: the options of the command, by the names of their parameters.
+    """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else NEGATIVE
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
-    line = error_message(error)
+    line = error_message(error, flags)
     if isinstance(error, BrokenPipeError):
-        _leave_pipe()
+        _discard_stdout()
     elif line:
         typer.echo(f"penstock: {line}", err=True)
     return exit_code_of(error)
 
 
-def _leave_pipe() -> None:
-    """Nobody reads stdout any more: what is still buffered goes nowhere, or the interpreter would complain at its end."""
+def _discard_stdout() -> None:
+    """Send the buffered output to the null device. Otherwise the interpreter would print an error at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class CommandTree(TyperGroup):
-    """The whole command line. What is wrong with it is said in one line too."""
+    """The group of all commands. An error of the command line itself is one line too."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """As one meets them, not by the alphabet."""
+        """The commands in the order of ORDER, not of the alphabet."""
         return sorted(super().list_commands(ctx), key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command that the arguments name; ends the process."""
+        """Run the command line and end the process."""
         options["standalone_mode"] = False
         try:
             result = super().main(*args, **options)
@@ -123,12 +128,12 @@ class CommandTree(TyperGroup):
         except SystemExit as error:
             sys.exit(PIPE_CLOSED if isinstance(error.__context__, BrokenPipeError) else error.code)
         except Exception as error:
-            sys.exit(_usage(error))
+            sys.exit(_print_usage_error(error))
         sys.exit(result if isinstance(result, int) else 0)
 
 
-def _usage(error: Exception) -> int:
-    """Say what is wrong with a command line. The errors of the parser are told by their shape: it has moved between packages."""
+def _print_usage_error(error: Exception) -> int:
+    """Print what is wrong with a command line. Parser errors are known by their methods, since their package varies."""
     format_message = getattr(error, "format_message", None)
     if format_message is None:
         return print_error(error)
@@ -146,16 +151,16 @@ def _usage(error: Exception) -> int:
 
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of queues that begin so: for the shell, which must never see an error."""
+    """The names of queues with this prefix, for the shell's completion, which must never print an error."""
     with suppress(BaseException):
-        session = CommandContext(_broker_of(context))
+        session = CommandContext(_broker_so_far(context))
         with session.snapshot() as broker:
             return [info.name for info in broker.queues(prefix=incomplete, limit=100)]
     return []
 
 
-def _broker_of(context: Any) -> str:
-    """The broker that the line so far names."""
+def _broker_so_far(context: Any) -> str:
+    """The broker that the incomplete command line names."""
     while context is not None:
         if context.params.get("broker"):
             return str(context.params["broker"])
@@ -164,7 +169,7 @@ def _broker_of(context: Any) -> str:
 
 
 QueueArgument: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=queue_names)]
-YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+YesOption: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 PartitionOption: TypeAlias = Annotated[
-    int | None, typer.Option("--partition", metavar="N", help="This partition only.", show_default=False)
+    int | None, typer.Option("--partition", metavar="N", help="Only this partition.", show_default=False)
 ]

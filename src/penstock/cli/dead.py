@@ -1,10 +1,11 @@
-"""`penstock dead …`: items that were given up, and the way back.
+"""`penstock dead …`: list and redrive dead letters.
 
-Owns: the commands of that group. Dead letters of a queue are what lies buried in it and what waits in its dead queue having come from it;
-those of a dead queue are all that waits in it.
+Owns: the commands of that group. The dead letters of a queue are the items buried in it and the waiting items of its
+dead queue that came from it. The dead letters of a dead queue are all its waiting items.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -17,11 +18,12 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.items import LimitOption
 from penstock.cli.queues import all_queues
+from penstock.words import values
 
 PAGE = 1_000
 WAITING = ("ready", "scheduled", "leased")
 
-group = typer.Typer(no_args_is_help=True, help="Items that were given up.")
+group = typer.Typer(no_args_is_help=True, help="List and redrive dead letters.")
 
 
 @command(group, "list")
@@ -29,16 +31,16 @@ def list_dead(
     session: CommandContext,
     queue: Annotated[
         str | None,
-        typer.Argument(metavar="QUEUE", help="Its dead letters; without it, how many each queue has.", autocompletion=queue_names),
+        typer.Argument(metavar="QUEUE", help="List its dead letters; without it, count those of each queue.", autocompletion=queue_names),
     ] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """Dead letters: what became of them, where they came from, and why."""
+    """List dead letters with their origin and the reason."""
     with session.snapshot() as broker:
         if queue is None:
             _list_counts(session, broker)
         else:
-            _list_letters(session, broker, queue, limit)
+            _list_dead_letters(session, broker, queue, limit)
 
 
 def _list_counts(session: CommandContext, broker: Broker) -> None:
@@ -63,81 +65,73 @@ def _list_counts(session: CommandContext, broker: Broker) -> None:
     session.print_answer(documents, table if rows else "there are no queues")
 
 
-def _list_letters(session: CommandContext, broker: Broker, name: str, limit: int) -> None:
-    info = broker.queue(name).info()
-    found: list[tuple[str, ListedItem]] = []
-    for letter in _letters(broker, info):
-        found.append(letter)
-        if len(found) >= limit:
-            break
-    rows = [_row(where, letter) for where, letter in found]
-    headings = ("queue", "id", "from", "attempts", "given up", "reason", "key", "kind", "payload")
+def _list_dead_letters(session: CommandContext, broker: Broker, name: str, limit: int) -> None:
+    found = list(islice(_dead_letters(broker, broker.queue(name).info()), max(limit, 1)))
+    rows = [_row(queue, item) for queue, item in found]
+    headings = ("queue", "id", "from", "attempts", "buried at", "reason", "key", "kind", "payload")
     table = text_output.TextTable(
-        headings, rows, right=("attempts",), uncut=("queue", "id", "from", "given up"), optional=("kind", "key", "payload", "given up")
+        headings, rows, right=("attempts",), uncut=("queue", "id", "from", "buried at"), optional=("kind", "key", "payload", "buried at")
     )
     session.print_answer(
-        [{"queue": where, **text_output.listed_document(letter)} for where, letter in found], table if rows else "there are no dead letters"
+        [{"queue": queue, **text_output.listed_document(item)} for queue, item in found], table if rows else "there are no dead letters"
     )
 
 
-def _letters(broker: Broker, info: QueueInfo) -> Iterator[tuple[str, ListedItem]]:
-    yield from ((info.name, letter) for letter in _pages(broker, info.name, ("buried",)))
+def _dead_letters(broker: Broker, info: QueueInfo) -> Iterator[tuple[str, ListedItem]]:
+    """The dead letters of a queue, each with the name of the queue that holds it."""
+    yield from ((info.name, item) for item in _items(broker, info.name, ("buried",)))
     if info.dead_queue is not None:
-        for letter in _pages(broker, info.dead_queue, WAITING):
-            if letter.origin is not None and letter.origin.queue == info.name:
-                yield info.dead_queue, letter
+        for item in _items(broker, info.dead_queue, WAITING):
+            if item.origin is not None and item.origin.queue == info.name:
+                yield info.dead_queue, item
     elif any(other.dead_queue == info.name for other in all_queues(broker)):
-        yield from ((info.name, letter) for letter in _pages(broker, info.name, WAITING))
+        yield from ((info.name, item) for item in _items(broker, info.name, WAITING))
 
 
-def _pages(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[ListedItem]:
+def _items(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[ListedItem]:
+    """All items of a queue in these states, read page by page."""
     after: str | None = None
     while page := broker.queue(name).items(states, after, PAGE):
         yield from page
         after = page[-1].id
 
 
-def _row(where: str, letter: ListedItem) -> tuple[str, ...]:
-    origin = letter.origin
-    from_ = f"{origin.queue} {origin.id}" if origin is not None else text_output.NO_VALUE
-    attempts = origin.attempts if origin is not None else letter.attempts
-    reason = letter.reason or (origin.reason if origin is not None else "")
-    at = text_output.iso_time(origin.buried_at) if origin is not None else None
-    given_up = text_output.format_time(option_values.parse_time(at, "")) if at else text_output.NO_VALUE
-    key = letter.key if letter.key is not None else text_output.NO_VALUE
+def _row(queue: str, item: ListedItem) -> tuple[str, ...]:
+    origin = item.origin
+    buried_at = values.timestamp(origin.buried_at) if origin is not None and origin.buried_at else None
     return (
-        where,
-        letter.id,
-        from_,
-        text_output.format_number(attempts),
-        given_up,
-        reason,
-        key,
-        letter.kind or text_output.NO_VALUE,
-        text_output.format_payload(letter),
+        queue,
+        item.id,
+        f"{origin.queue} {origin.id}" if origin is not None else text_output.NO_VALUE,
+        text_output.format_number(origin.attempts if origin is not None else item.attempts),
+        text_output.format_time(buried_at),
+        item.reason or (origin.reason if origin is not None else ""),
+        item.key if item.key is not None else text_output.NO_VALUE,
+        item.kind or text_output.NO_VALUE,
+        text_output.format_payload(item),
     )
 
 
 @command(group, "redrive")
 def redrive(
     session: CommandContext,
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The queue they lie in.", autocompletion=queue_names)],
-    to: Annotated[str, typer.Option(metavar="QUEUE", help="Where they go; SOURCE itself makes what is buried there ready.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The queue that holds the dead letters.", autocompletion=queue_names)],
+    to: Annotated[str, typer.Option(metavar="QUEUE", help="The queue to send them to; SOURCE makes the items buried in it ready again.")],
     where: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Only those: kind, key, reference, encoding, reason, origin_queue or headers.NAME; may be repeated.",
+            help="Only items with this kind, key, reference, encoding, reason, origin_queue or headers.NAME; may be repeated.",
             show_default=False,
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="How many at most.", show_default=False)] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Move nothing; tell what would be moved.")] = False,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="The most items.", show_default=False)] = None,
+    preview: Annotated[bool, typer.Option("--preview", help="Move nothing; print what would be moved.")] = False,
 ) -> None:
-    """Send dead letters back, each exactly once."""
+    """Send dead letters to a queue to be handled again, each exactly once."""
     chosen = option_values.parse_pairs(where or (), "--where", "kind=invoice")
     with session.snapshot() if preview else session.broker() as broker, session.progress_bar("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
-    text = f"{text_output.format_count(found.items, 'item')} {'would go' if preview else 'sent'} from {source} to {to}"
+    text = f"{text_output.format_count(found.items, 'item')} {'would be sent' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
     session.print_answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)

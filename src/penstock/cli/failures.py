@@ -1,9 +1,11 @@
 """Failures of commands: exit codes and messages.
 
-Owns: the exit codes, `CommandFailed`, and the one line that is printed for any error. A test compares `EXIT_CODES` with docs/cli.md.
+Owns: the exit codes, `CommandFailed`, and the line that is printed for an error. A test compares `EXIT_CODES` with
+docs/cli.md.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from penstock.words import errors
@@ -25,20 +27,20 @@ INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
 
 EXIT_CODES: Final[dict[int, str]] = {
-    OK: "done",
-    NEGATIVE: "done, and the answer is no: nothing was leased, `verify` found damage, `import` or `repair` left something behind",
-    USAGE: "the command is wrong as it stands: an unknown option, a value out of bounds",
-    MISSING_EXTRA: "what the command needs is not installed; the line says what to install",
+    OK: "success",
+    NEGATIVE: "a negative result: nothing was leased, `verify` found damage, `import` or `repair` could not process everything",
+    USAGE: "the command line is wrong: an unknown option, a value out of bounds",
+    MISSING_EXTRA: "a package that the command needs is not installed; the message says what to install",
     LOCKED: "another process owns the directory, or the broker was closed",
     NOT_FOUND: "there is no such broker, queue, item or file",
-    STORAGE: "storage failed, is damaged, or left the outcome unknown",
-    LEASE_LOST: "a lease had ended; what was still held is settled",
-    EXISTS: "there is a queue of that name, with other options",
+    STORAGE: "storage failed or is damaged, or the outcome is unknown",
+    LEASE_LOST: "some leases had ended; the items of the other leases are settled",
+    EXISTS: "a queue of that name exists with other options",
     RETRY_LATER: "the queue is full, busy or held; the same command may succeed later",
-    DENIED: "not allowed",
-    INTERNAL_ERROR: "an error that nobody thought of: please report it (`PENSTOCK_DEBUG=1` shows where it came from)",
-    INTERRUPTED: "ended by Ctrl-C",
-    PIPE_CLOSED: "whoever read the output has gone",
+    DENIED: "access denied",
+    INTERNAL_ERROR: "an unexpected error: please report it (`PENSTOCK_DEBUG=1` prints the traceback)",
+    INTERRUPTED: "interrupted by Ctrl-C",
+    PIPE_CLOSED: "the reader of the output closed the pipe",
 }
 
 _CODES: Final[dict[type[PenstockError], int]] = {
@@ -58,27 +60,11 @@ _CODES: Final[dict[type[PenstockError], int]] = {
 }
 
 
-_OPTIONS: Final = {
-    *(
-        "lease_timeout",
-        "max_attempts",
-        "ttl",
-        "priority_aging",
-        "dedup_window",
-        "on_bury",
-        "max_items",
-        "max_bytes",
-        "durability",
-        "max_age",
-    ),
-    *("max_segments", "min_segments", "limit", "per_key", "wait", "timeout", "delay", "partition", "concurrency", "processes", "batch"),
-    *("per_partition", "handler_timeout"),
-}
 _NAMED = re.compile(r"([a-z_]+) is ")
 
 
 class CommandFailed(Exception):
-    """A command cannot go on. The message reads as those of penstock.errors."""
+    """A command failed. The message has the form of those of penstock.errors: what is wrong; what to do."""
 
     def __init__(self, message: str, exit_code: int = USAGE) -> None:
         super().__init__(message)
@@ -96,20 +82,20 @@ def exit_code_of(error: BaseException) -> int:
     return next((_CODES[kind] for kind in type(error).__mro__ if kind in _CODES), INTERNAL_ERROR)
 
 
-def error_message(error: BaseException) -> str:
-    """What is said of it: one line, or nothing when the user knows already."""
+def error_message(error: BaseException, flags: Mapping[str, str]) -> str:
+    """One line about an error; empty after Ctrl-C or a closed pipe. `flags`: parameter name → option of the command."""
     code = exit_code_of(error)
     if code in (INTERRUPTED, PIPE_CLOSED):
         return ""
     text = " ".join(str(error).split())
     if code == INTERNAL_ERROR:
         return f"unexpected {type(error).__name__}: {text}; this is a bug in Penstock, PENSTOCK_DEBUG=1 shows where it came from"
-    return with_option_flags(text) or type(error).__name__
+    return with_option_flags(text, flags) or type(error).__name__
 
 
-def with_option_flags(text: str) -> str:
-    """An error of the API in the words of the command line."""
+def with_option_flags(text: str, flags: Mapping[str, str]) -> str:
+    """Replace the names of parameters in an error of the API by the options of the command."""
     found = _NAMED.match(text)
-    if found is not None and found[1] in _OPTIONS:
-        text = f"--{found[1].replace('_', '-')}{text[found.end(1) :]}"
+    if found is not None and found[1] in flags:
+        text = f"{flags[found[1]]}{text[found.end(1) :]}"
     return text.replace(", or a timedelta", "").replace("pass exist_ok=True", "add --exist-ok")

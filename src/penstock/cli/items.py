@@ -1,6 +1,6 @@
 """`penstock items`, `item`, `explain`, `keys`: items, their histories and their keys.
 
-Owns: those commands. All but `keys release` use a view: they take no lock and change nothing.
+Owns: those commands. All but `keys release` read a snapshot: they take no lock and change nothing.
 """
 
 from typing import Annotated
@@ -19,41 +19,40 @@ from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id, parse_id
 
-LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="How many at most.")]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="The most rows.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
 
-keys = typer.Typer(no_args_is_help=True, help="Keys that are not free.")
-
-
-def register(app: typer.Typer) -> None:
-    for name, function in (("items", items), ("item", item), ("explain", explain)):
-        command(app, name)(function)
-    app.add_typer(keys, name="keys")
+group = typer.Typer()
+keys = typer.Typer(no_args_is_help=True, help="List held keys, release parked keys.")
 
 
 # -- items -------------------------------------------------------------------------------------------
 
 
+@command(group, "items")
 def items(
     session: CommandContext,
     queue: QueueArgument,
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="|".join(STATES), help="Only those; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option("--state", metavar="|".join(STATES), help="Only items in this state; may be repeated.", show_default=False),
     ] = None,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="The page behind this item.", show_default=False)] = None,
+    after: Annotated[str | None, typer.Option(metavar="ID", help="List the items after this one.", show_default=False)] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """Items of a queue, by partition, oldest first."""
+    """List the items of a queue by partition, oldest first."""
     with session.snapshot() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
-    session.print_answer([text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are none"]))
+    session.print_answer(
+        [text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are no such items"])
+    )
     if more and not session.as_json:
         session.print_note(more)
 
 
 def items_table(found: list[ListedItem]) -> text_output.TextTable:
-    """Items, one a row."""
+    """A row for each item."""
     rows = [
         (
             one.id,
@@ -73,13 +72,14 @@ def items_table(found: list[ListedItem]) -> text_output.TextTable:
     )
 
 
+@command(group, "item")
 def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
-    """An item and its whole history, through all queues it was in."""
+    """Show an item and its history through all queues it was in."""
     with session.snapshot() as broker:
         found = broker.queue(queue)
         explained = _explained(found, id)
         events = found.history(id)
-        now = _single(broker.queue(explained.queue) if explained.queue else found, explained.id)
+        now = _find(broker.queue(explained.queue) if explained.queue else found, explained.id)
     facts = [
         ("item", f"{explained.id} in queue {explained.queue}" if explained.queue else f"{id}, which was in queue {queue}"),
         ("state", _why(explained)),
@@ -94,24 +94,24 @@ def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
         "state": msgspec.to_builtins(explained),
         "history": [text_output.event_document(event) for event in events],
     }
-    session.print_answer(document, text_output.format_pairs(facts), "", table if events else "nothing is known of its past any more")
+    session.print_answer(document, text_output.format_pairs(facts), "", table if events else "its history is no longer kept")
 
 
 def _explained(queue: Queue, id: str) -> ItemExplanation:
     parse_id(id)
     try:
         return queue.explain(id)
-    except InvalidRequest as error:  # it is an id, but not of an item that is there
+    except InvalidRequest as error:  # the id is well-formed, but there is no such item
         raise CommandFailed(str(error), NOT_FOUND) from None
 
 
 def _why(explained: ItemExplanation) -> str:
-    """Its state and why it is in it; most reasons begin with the state."""
+    """The state of an item and the reason for it. Most reasons begin with the state."""
     return explained.why if explained.why.startswith(explained.state) else f"{explained.state}: {explained.why}"
 
 
-def _single(queue: Queue, id: str) -> ListedItem | None:
-    """The item with its payload, if that is still there."""
+def _find(queue: Queue, id: str) -> ListedItem | None:
+    """The item with its payload; None if it is no longer kept."""
     partition, offset = parse_id(id)
     before = format_id(partition, offset - 1) if offset else format_id(partition - 1, FIRST_FOREIGN_NUMBER - 1) if partition else None
     page = queue.items(None, before, 1)
@@ -143,8 +143,9 @@ def _event_row(event: ItemEvent) -> tuple[str, ...]:
     return (at, event.event, event.queue, event.id, attempt, event.consumer, ", ".join(filter(None, more)))
 
 
+@command(group, "explain")
 def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
-    """Why is this item not running?"""
+    """Show the state of an item and why it is not being handled."""
     with session.snapshot() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
@@ -156,7 +157,7 @@ def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> No
 
 @command(keys, "held")
 def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100) -> None:
-    """Keys that are not free: what holds them, and how many items wait behind."""
+    """List the held keys: what holds each, and how many items wait for it."""
     with session.snapshot() as broker:
         found = broker.queue(queue).held_keys(limit)
     rows = [(_key(one.key), str(one.partition), one.why, one.item, text_output.format_number(one.waiting)) for one in found]
@@ -168,10 +169,10 @@ def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100
 
 @command(keys, "release")
 def release(session: CommandContext, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
-    """Let a parked key go on without the items it was parked for."""
+    """Release a parked key, so that its waiting items become ready. The buried items stay buried."""
     with session.broker() as broker:
         free = broker.queue(queue).release(key)
-    session.print_answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} free to go on")
+    session.print_answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} released")
 
 
 def _key(key: bytes) -> str:

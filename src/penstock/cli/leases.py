@@ -1,6 +1,6 @@
-"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: leasing and settling items by hand.
+"""`penstock lease`, `complete`, `retry`, `bury`, `extend`: lease and settle items by hand.
 
-Owns: those commands. A lease outlives the command that took it. Its token is enough to settle it, from any process.
+Owns: those commands. A lease outlives the command that took it. Any process can settle it with its token.
 """
 
 import getpass
@@ -23,40 +23,40 @@ from penstock.words.errors import LeaseLost
 from penstock.words.ids import parse_token
 
 TokensArgument: TypeAlias = Annotated[
-    list[str] | None, typer.Argument(metavar="TOKEN…", help="As lease printed them; '-' reads them from stdin.", show_default=False)
+    list[str] | None, typer.Argument(metavar="TOKEN…", help="Tokens that `lease` printed; '-' reads them from stdin.", show_default=False)
 ]
 ReasonOption: TypeAlias = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why; it is kept with the item.", show_default=False)
+    str, typer.Option("--reason", metavar="TEXT", help="The reason; it is kept with the item.", show_default=False)
 ]
 SHOWN = 5
 Settle: TypeAlias = Callable[[Queue, Sequence[str]], None]
 
-
-def register(app: typer.Typer) -> None:
-    for name, function in (("lease", lease), ("complete", complete), ("retry", retry), ("bury", bury), ("extend", extend)):
-        command(app, name)(function)
+group = typer.Typer()
 
 
+@command(group, "lease")
 def lease(
     session: CommandContext,
     queue: QueueArgument,
-    count: Annotated[int, typer.Argument(metavar="COUNT", help="How many at most.")] = 1,
-    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait when there is nothing.")] = "0s",
+    count: Annotated[int, typer.Argument(metavar="COUNT", help="The most items.")] = 1,
+    wait: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait if no item is ready.")] = "0s",
     lease_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="How long they are held; as the queue says unless given.", show_default=False)
+        str | None, typer.Option(metavar="DURATION", help="The duration of the lease.  [default: the queue's]", show_default=False)
     ] = None,
-    per_key: Annotated[int, typer.Option(metavar="N", help="Up to so many consecutive items of a key.")] = 1,
-    consumer: Annotated[str, typer.Option(metavar="NAME", help="Who works on them; you unless given.", show_default=False)] = "",
-    tokens: Annotated[bool, typer.Option("--tokens", help="Print the tokens alone, one a line.")] = False,
+    per_key: Annotated[int, typer.Option(metavar="N", help="The most consecutive items of a key.")] = 1,
+    consumer: Annotated[
+        str, typer.Option(metavar="NAME", help="The name of the consumer.  [default: user and host]", show_default=False)
+    ] = "",
+    tokens: Annotated[bool, typer.Option("--tokens", help="Print only the tokens, one per line.")] = False,
 ) -> None:
-    """Take items to work on. They come back when their lease ends, unless they are settled with the token before.
+    """Lease items and print their tokens. Items that are not settled before their lease ends become ready again.
 
-    Exit code 1 when there was nothing.
+    Exit code 1 if no item was ready.
     """
-    patience = option_values.parse_duration(wait, "--wait")
+    seconds = option_values.parse_duration(wait, "--wait")
     held = None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout")
     with session.broker() as broker:
-        found = broker.queue(queue).lease(count, wait=patience, lease_timeout=held, per_key=per_key, consumer=consumer or _myself())
+        found = broker.queue(queue).lease(count, wait=seconds, lease_timeout=held, per_key=per_key, consumer=consumer or _user_at_host())
     rows = [
         (
             one.id,
@@ -76,7 +76,7 @@ def lease(
         raise typer.Exit(NEGATIVE)
 
 
-def _myself() -> str:
+def _user_at_host() -> str:
     try:
         name = getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -84,36 +84,40 @@ def _myself() -> str:
     return f"{name}@{os.uname().nodename}"
 
 
+@command(group, "complete")
 def complete(session: CommandContext, tokens: TokensArgument = None) -> None:
-    """Items are done."""
+    """Complete leased items."""
     _settle(session, tokens, "completed", lambda queue, given: queue.complete(given))
 
 
+@command(group, "retry")
 def retry(
     session: CommandContext,
     tokens: TokensArgument = None,
-    delay: Annotated[str, typer.Option(metavar="DURATION", help="Not before so long from now.")] = "0s",
+    delay: Annotated[str, typer.Option(metavar="DURATION", help="The items become ready after this time.")] = "0s",
     reason: ReasonOption = "",
-    uncounted: Annotated[bool, typer.Option("--uncounted", help="Give the attempt back.")] = False,
+    uncounted: Annotated[bool, typer.Option("--uncounted", help="Do not count the attempt.")] = False,
 ) -> None:
-    """Items go back, to be leased again."""
+    """Make leased items ready again."""
     pause = option_values.parse_duration(delay, "--delay")
     _settle(session, tokens, "retried", lambda queue, given: queue.retry(given, delay=pause, reason=reason, counted=not uncounted))
 
 
+@command(group, "bury")
 def bury(session: CommandContext, tokens: TokensArgument = None, reason: ReasonOption = "") -> None:
-    """Items are given up: they go to the dead queue, or stay buried where they are."""
+    """Bury leased items: they move to the dead queue, or stay buried in their queue if it has none."""
     _settle(session, tokens, "buried", lambda queue, given: queue.bury(given, reason=reason))
 
 
+@command(group, "extend")
 def extend(
     session: CommandContext,
     tokens: TokensArgument = None,
     timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="From now on; as long as first given unless said.", show_default=False)
+        str | None, typer.Option(metavar="DURATION", help="The new duration from now.  [default: the first duration]", show_default=False)
     ] = None,
 ) -> None:
-    """Leases are held for longer."""
+    """Extend leases."""
     held = None if timeout is None else option_values.parse_duration(timeout, "--timeout")
     _settle(session, tokens, "extended", lambda queue, given: queue.extend(given, timeout=held))
 
@@ -122,7 +126,7 @@ def extend(
 
 
 def _settle(session: CommandContext, tokens: Sequence[str] | None, verb: str, settle: Settle) -> None:
-    """Settle each queue's tokens with one call. What is lost is named; everything else is done."""
+    """Settle the tokens of each queue with one call. Raises at the end if some leases were lost."""
     given = _tokens(tokens)
     done, lost = [], []
     with session.broker() as broker:
@@ -134,20 +138,20 @@ def _settle(session: CommandContext, tokens: Sequence[str] | None, verb: str, se
     session.print_answer({verb: len(done), "lost": lost}, *words)
     if lost:
         named = ", ".join(map(_id, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
-        raise CommandFailed(f"no lease is held any more of {named}; drop that work, it may be someone else's now", LEASE_LOST)
+        raise CommandFailed(f"the lease of {named} has ended; discard the work, another consumer may have leased the item", LEASE_LOST)
 
 
 def _tokens(given: Sequence[str] | None) -> list[str]:
     tokens = [part for text in given or () for part in (sys.stdin.read().split() if text == "-" else [text])]
     if not tokens:
-        raise CommandFailed("no token is named; give those that lease printed, or '-' to read them from stdin")
+        raise CommandFailed("no token was given; give tokens that lease printed, or '-' to read them from stdin")
     for token in tokens:
         parse_token(token)
     return list(dict.fromkeys(tokens))
 
 
 def _by_queue(broker: Broker, tokens: Sequence[str]) -> list[tuple[Queue | None, list[str]]]:
-    """The tokens by the queue that gave them, of each item one at a time; None stands for a queue that is no more."""
+    """Groups of tokens with their queue; None for a deleted queue. A group has at most one token of each item."""
     names = {info.incarnation: info.name for info in all_queues(broker)}
     seen: Counter[tuple[int, str]] = Counter()
     shares: dict[tuple[str | None, int], list[str]] = {}
@@ -159,7 +163,7 @@ def _by_queue(broker: Broker, tokens: Sequence[str]) -> list[tuple[Queue | None,
 
 
 def _refused(queue: Queue | None, tokens: Sequence[str], settle: Settle) -> list[str]:
-    """Settle the tokens; gives those whose lease is lost."""
+    """Settle the tokens. Gives those whose lease is lost."""
     if queue is None:
         return list(tokens)
     try:

@@ -1,14 +1,16 @@
-"""Reading what LedgerQ left on disk.
+"""Reads the files of LedgerQ.
 
-Owns: its file format, for reading only, as its code writes it. Little-endian; checksums are CRC-32C.
+Owns: the file format, as LedgerQ's code writes it. Little-endian; checksums are CRC-32C.
 
-    segment   header of 64 bytes: magic, version u16, flags u16, base u64, created i64, first id u64, last id u64, zeros, CRC of bytes 0-59
-    entry     length u32 (of everything up to and with the CRC), type u8, flags u8, id u64, time i64,
-              [priority u8] [expires i64] [headers] [compression u8] payload, CRC of all before it; then 4 bytes that belong to nothing
+    segment   header of 64 bytes: magic, version u16, flags u16, base u64, created i64, first id u64, last id u64,
+              zeros, CRC of bytes 0-59
+    entry     length u32 (up to and including the CRC), type u8, flags u8, id u64, time i64, [priority u8] [expires i64]
+              [headers] [compression u8] payload, CRC of all before it; then 4 unused bytes
     headers   count u16, then each: length u16, name, length u16, value
     metadata  24 bytes: version u32, next id u64, read id u64, reserved u32; messages below the read id were consumed
 
-Every whole entry is taken, whatever lies between; what is not whole is told. Indexes are not needed: a crash leaves none.
+Every whole entry is read, also between damaged bytes; damaged bytes are reported. Index files are not read, because a
+crash leaves none.
 """
 
 import re
@@ -66,27 +68,27 @@ class LedgerEntry(NamedTuple):
 
 
 class SkippedBytes(NamedTuple):
-    """What is not a message that can be read."""
+    """Bytes of a segment that give no message."""
 
     where: int
-    """The byte in the file at which it begins."""
+    """The position of the first byte in the file."""
     size: int
     why: str
     torn: bool = False
-    """The end of the file, cut off while it was written: it was never acknowledged."""
+    """The bytes are the end of the file, cut off during a write that was never acknowledged."""
     id: int = 0
-    """Of an entry that is whole but cannot be used."""
+    """The id of an entry that is whole but cannot be used."""
 
 
 EntryOrSkipped: TypeAlias = LedgerEntry | SkippedBytes
 
 
 class UnusableEntry(Exception):
-    """Why an entry that is whole cannot be used."""
+    """A whole entry cannot be used. The text says why."""
 
 
 def read_id(data: bytes) -> int:
-    """The first id that was not consumed, from the metadata; raises ValueError when they cannot be read."""
+    """The first id that was not consumed, from the metadata; ValueError if the metadata cannot be read."""
     if len(data) != METADATA_BYTES:
         raise ValueError(f"it has {len(data)} bytes instead of {METADATA_BYTES}")
     version, _, found, _ = _METADATA.unpack(data)
@@ -96,7 +98,7 @@ def read_id(data: bytes) -> int:
 
 
 def check_header(data: ByteData) -> str:
-    """What is wrong with the header of a segment; "" when nothing is."""
+    """What is wrong with the header of a segment; "" if it is correct."""
     header = data[:HEADER_BYTES]
     if len(header) < HEADER_BYTES:
         return "the header is cut off"
@@ -104,35 +106,35 @@ def check_header(data: ByteData) -> str:
     if magic != MAGIC:
         return "it is not a segment of LedgerQ"
     if google_crc32c.value(header[: HEADER_BYTES - _CRC.size]) != crc:
-        return DAMAGED_HEADER  # what is behind it may well be whole
+        return DAMAGED_HEADER  # the entries may be whole
     return "" if version == VERSION else f"its version is {version}, and {VERSION} is known"
 
 
 def entries(data: ByteData) -> Iterator[EntryOrSkipped]:
-    """Every entry of a segment, and what lies between whole ones."""
+    """The entries of a segment, and the damaged bytes between them."""
     position, end = HEADER_BYTES, len(data)
     while position < end:
-        size = _whole(data, position)
+        size = _entry_length(data, position)
         if size:
             yield _read(data, position, size)
             position += size + PADDING
             continue
-        after = _next(data, position)
-        if any(data[position:after]) or after < end:  # zeros at the end are what was never written
+        after = _next_entry(data, position)
+        if any(data[position:after]) or after < end:  # zeros at the end were never written
             yield _gap(data, position, after)
         position = after
 
 
 def _gap(data: ByteData, position: int, after: int) -> SkippedBytes:
-    """What is not whole: torn when it is the last thing in the file and meant to be longer."""
+    """Bytes without a whole entry: torn if they end the file and their length field says that they should be longer."""
     start = data[position : position + _CRC.size]
-    meant = _CRC.unpack(start)[0] if len(start) == _CRC.size else _SMALLEST
-    torn = after == len(data) and position + meant > after
+    length = _CRC.unpack(start)[0] if len(start) == _CRC.size else _SMALLEST
+    torn = after == len(data) and position + length > after
     return SkippedBytes(position, after - position, "cut off at the end" if torn else "damaged", torn)
 
 
-def _whole(data: ByteData, position: int) -> int:
-    """The length of the entry at a position; 0 when there is no whole one."""
+def _entry_length(data: ByteData, position: int) -> int:
+    """The length of the entry at a position; 0 if there is no whole entry."""
     fixed = data[position : position + _FIXED.size]
     if len(fixed) < _FIXED.size:
         return 0
@@ -144,12 +146,12 @@ def _whole(data: ByteData, position: int) -> int:
     return int(length) if google_crc32c.value(whole[: -_CRC.size]) == crc else 0
 
 
-def _next(data: ByteData, position: int) -> int:
-    """Where the next whole entry begins; the end when there is none."""
+def _next_entry(data: ByteData, position: int) -> int:
+    """The position of the next whole entry; the end of the data if there is none."""
     at = position + 1
     while found := _LIKELY.search(data, at + _CRC.size):  # type: ignore[call-overload]
         at = int(found.start()) - _CRC.size
-        if _whole(data, at):
+        if _entry_length(data, at):
             return at
         at += 1
     return len(data)
@@ -163,13 +165,13 @@ def _read(data: ByteData, position: int, size: int) -> EntryOrSkipped:
     _, kind, flags, id, time = _FIXED.unpack_from(whole)
     try:
         if kind != DATA:
-            raise UnusableEntry(f"an entry of type {kind}, which holds no message")
+            raise UnusableEntry(f"its type {kind} holds no message")
         if flags & ENCRYPTED:
-            raise UnusableEntry("encrypted")
+            raise UnusableEntry("it is encrypted")
         return _message(whole[_FIXED.size : -_CRC.size], flags, id, time)
     except (UnusableEntry, struct.error, IndexError) as error:
         why = str(error) if isinstance(error, UnusableEntry) else "its fields do not fit into it"
-        return SkippedBytes(position, size, f"message {id} is not taken: {why}", id=id)
+        return SkippedBytes(position, size, f"message {id} is not imported: {why}", id=id)
 
 
 def _message(body: bytes, flags: int, id: int, time: int) -> LedgerEntry:
@@ -202,14 +204,14 @@ def _headers(body: bytes, at: int) -> tuple[tuple[tuple[bytes, bytes], ...], int
 
 
 def _decompressed(data: bytes) -> bytes:
-    """The payload behind the byte that names its compression; at most as much as an item may have."""
+    """The decompressed payload, after the byte that names its compression. Stops above the limit of an item."""
     if data[:1] != bytes([GZIP]):
         raise UnusableEntry(f"its compression {data[:1].hex() or 'missing'} is not known")
-    machine = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    decompressor = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        found = machine.decompress(data[1:], MAX_PAYLOAD_BYTES + 1)
+        found = decompressor.decompress(data[1:], MAX_PAYLOAD_BYTES + 1)
     except zlib.error as error:
         raise UnusableEntry(f"it cannot be decompressed ({error})") from None
-    if not machine.eof and len(found) <= MAX_PAYLOAD_BYTES:
+    if not decompressor.eof and len(found) <= MAX_PAYLOAD_BYTES:
         raise UnusableEntry("its compressed payload is cut off")
     return found

@@ -1,6 +1,6 @@
-"""The way in: `penstock` as a command.
+"""The entry point of the command `penstock`.
 
-Owns: `main`. It works also when typer and rich are not installed; then it says how to install them.
+Owns: `main`. If typer or rich is not installed, it prints how to install them.
 """
 
 import sys
@@ -9,7 +9,7 @@ from penstock.cli.failures import INTERRUPTED, MISSING_EXTRA
 
 
 def main() -> None:
-    """Run the command that the arguments name, and end the process with its exit code."""
+    """Run the command line and end the process with its exit code."""
     try:
         from penstock.cli.app import app
     except ModuleNotFoundError as error:
@@ -18,10 +18,6 @@ def main() -> None:
             raise
         print(f"penstock: the command line needs {missing}, which is not installed; pip install 'penstock[cli]'", file=sys.stderr)
         sys.exit(MISSING_EXTRA)
-    except KeyboardInterrupt:  # while it was still loading
+    except KeyboardInterrupt:  # during the import
         sys.exit(INTERRUPTED)
     app(prog_name="penstock")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
-"""Values of options, as they are typed: durations, sizes, times, pairs, and the options of queues and items.
+"""Parsing of option values: durations, sizes, times, pairs, and the options of queues and items.
 
-Owns: how values may be written, and `QUEUE_OPTIONS` and `ITEM_OPTIONS`, the tables from which commands get their parameters.
-A value that cannot be read is refused with a line that names the option and shows how to write it. An option that is not typed is not
-passed to the API. A time without an offset is local time.
+Owns: the text forms of values, and `QUEUE_OPTIONS` and `ITEM_OPTIONS`, the tables from which commands get their
+parameters. A value that cannot be parsed raises CommandFailed, which names the option and shows how to write it. An
+option that is not given is not passed to the API. A time without an offset is local time.
 """
 
 import inspect
@@ -13,8 +13,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from penstock.api.options import to_catalog
 from penstock.cli.failures import CommandFailed
+from penstock.rules.options import Options, merged
 from penstock.words.clock import SECOND, SystemClock
+from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME, GIVEN, Surface, fields_on
 from penstock.words.limits import GIB, KIB, MIB
 
@@ -38,20 +41,12 @@ def parse_duration(text: str, option: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def duration_or_none(text: str, option: str) -> float | None:
-    return None if text.strip().lower() == NONE else parse_duration(text, option)
-
-
 def parse_size(text: str, option: str) -> int:
     """Bytes: "4096", "64MiB", "1GB"."""
     found = _SIZE.fullmatch(text.strip().lower())
     if found is None or found[2] not in _BYTES:
         raise CommandFailed(f"{option} is {text!r}; give bytes, or a number with KiB, MiB, GiB or TiB, such as 64MiB")
     return round(float(found[1]) * _BYTES[found[2]])
-
-
-def size_or_none(text: str, option: str) -> int | None:
-    return None if text.strip().lower() == NONE else parse_size(text, option)
 
 
 def parse_number(text: str, option: str) -> int:
@@ -61,8 +56,9 @@ def parse_number(text: str, option: str) -> int:
         raise CommandFailed(f"{option} is {text!r}; give a whole number") from None
 
 
-def number_or_none(text: str, option: str) -> int | None:
-    return None if text.strip().lower() == NONE else parse_number(text, option)
+def or_none(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
+    """A parser that also takes "none", which gives None."""
+    return lambda text, option: None if text.strip().lower() == NONE else parse(text, option)
 
 
 def parse_time(text: str, option: str) -> datetime:
@@ -75,7 +71,7 @@ def parse_time(text: str, option: str) -> datetime:
 
 
 def parse_pairs(given: Iterable[str], option: str, example: str) -> dict[str, str]:
-    """What was given as name=value, each name once."""
+    """A dict from texts of the form name=value; each name may occur once."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -88,7 +84,7 @@ def parse_pairs(given: Iterable[str], option: str, example: str) -> dict[str, st
 
 
 def parse_weights(given: Iterable[str], option: str) -> dict[str, int]:
-    """Queues with their weights: "orders=3", or "orders" for a weight of 1."""
+    """Queue names with their weights: "orders=3", or "orders" for a weight of 1."""
     found: dict[str, int] = {}
     for text in given:
         name, equals, weight = text.partition("=")
@@ -108,16 +104,17 @@ def parse_text(given: str, _: str) -> str:
 
 
 class TextOption(NamedTuple):
-    """One option: what it is called in the API, what its value looks like, what it does, and how it is read."""
+    """An option whose value is text that a function parses."""
 
     name: str
+    """The name of the parameter in the API."""
     metavar: str
     help: str
     parse: Callable[[str, str], Any] = parse_text
     alias: str = ""
-    """A second way to write it."""
+    """A second name of the option."""
     default: str = ""
-    """What counts for something new when it is not given."""
+    """The default for a new queue or item, shown in the help."""
 
     @property
     def flag(self) -> str:
@@ -126,29 +123,53 @@ class TextOption(NamedTuple):
 
 QUEUE_OPTIONS = (
     TextOption("lease_timeout", "DURATION", "How long a consumer may work on an item.", parse_duration, default="60s"),
-    TextOption("max_attempts", "N", "How often an item is leased before it is given up; 0 is endless.", parse_number, default="10"),
-    TextOption("ttl", "DURATION|none", "How long an item may wait before it is given up.", duration_or_none, default="none"),
-    TextOption("priority_aging", "DURATION|none", "Waiting so long lifts an item one priority step.", duration_or_none, default="60s"),
+    TextOption("max_attempts", "N", "How often an item is leased before it is buried; 0 is no limit.", parse_number, default="10"),
+    TextOption("ttl", "DURATION|none", "How long an item may wait before it is buried.", or_none(parse_duration), default="none"),
+    TextOption(
+        "priority_aging",
+        "DURATION|none",
+        "An item that waits this long rises by one priority step.",
+        or_none(parse_duration),
+        default="60s",
+    ),
     TextOption("dedup_window", "DURATION", "How long dedup ids are remembered.", parse_duration, default="5m"),
-    TextOption("on_bury", "release|park", "What becomes of the key of an item that is given up.", default="release"),
-    TextOption("dead_queue", "QUEUE", "Where items go that are given up; without one they stay, buried."),
-    TextOption("max_items", "N|none", "With so many unresolved items, produce waits.", number_or_none, default="none"),
-    TextOption("max_bytes", "SIZE|none", "With so many bytes of them, produce waits.", size_or_none, default="none"),
+    TextOption("on_bury", "release|park", "Whether the key of a buried item is released or parked.", default="release"),
+    TextOption("dead_queue", "QUEUE", "The queue that buried items move to. Without one they stay buried in their queue."),
+    TextOption("max_items", "N|none", "The most unresolved items; produce waits at this limit.", or_none(parse_number), default="none"),
+    TextOption(
+        "max_bytes",
+        "SIZE|none",
+        "The most bytes of unresolved items; produce waits at this limit.",
+        or_none(parse_size),
+        default="none",
+    ),
     TextOption("retention_max_age", "DURATION", "How long completed items are kept; 0 is no limit.", parse_duration, default="1d"),
-    TextOption("retention_max_bytes", "SIZE", "How large a partition's log may grow with them; 0 is no limit.", parse_size, default="1GiB"),
-    TextOption("retention_max_segments", "N", "How many files it may have.", parse_number, default="0, no limit"),
-    TextOption("retention_min_segments", "N", "How many of the newest files stay whatever the limits say.", parse_number, default="1"),
+    TextOption(
+        "retention_max_bytes",
+        "SIZE",
+        "The most bytes of a partition's log with completed items; 0 is no limit.",
+        parse_size,
+        default="1GiB",
+    ),
+    TextOption(
+        "retention_max_segments",
+        "N",
+        "The most files of a partition's log with completed items; 0 is no limit.",
+        parse_number,
+        default="0",
+    ),
+    TextOption("retention_min_segments", "N", "How many of the newest log files are always kept.", parse_number, default="1"),
 )
-DURABILITY = TextOption("durability", "fsync|interval|os", "When a produce counts as stored. Cannot be changed later.", default="fsync")
+DURABILITY = TextOption("durability", "fsync|interval|os", "When produced items count as stored. Cannot be changed later.", default="fsync")
 _MEANINGS = {name: f"{BY_NAME[name].meaning}." for name in GIVEN}
 ITEM_OPTIONS = (
     TextOption("key", "KEY", _MEANINGS["key"]),
     TextOption("kind", "TEXT", _MEANINGS["kind"]),
     TextOption("reference", "TEXT", _MEANINGS["reference"]),
-    TextOption("encoding", "TEXT", f"{BY_NAME['encoding'].meaning}; said by --as unless given."),
+    TextOption("encoding", "TEXT", f"{BY_NAME['encoding'].meaning}; set by --as unless given."),
     TextOption("priority", "0…9", _MEANINGS["priority"], parse_number, default="5"),
     TextOption("at", "TIME", _MEANINGS["at"], parse_time),
-    TextOption("delay", "DURATION", "Not before so long from now.", parse_duration),
+    TextOption("delay", "DURATION", "The item becomes ready after this time.", parse_duration),
     TextOption("ttl", "DURATION", _MEANINGS["ttl"], parse_duration),
     TextOption("dedup", "ID", _MEANINGS["dedup"]),
 )
@@ -157,7 +178,7 @@ FIELD_OPTIONS = tuple(
     TextOption(
         f"{field.name}_field",
         "NAME",
-        f"{'The field of a JSON line, or the column,' if field.name == 'key' else '…'} that is the {_CALLED.get(field.name, field.name)}.",
+        f"The JSON field or CSV column with the {_CALLED.get(field.name, field.name)} of the item.",
         alias=f"--{field.name}-column",
     )
     for field in fields_on(Surface.CLI_INPUT)
@@ -165,7 +186,7 @@ FIELD_OPTIONS = tuple(
 
 
 def option_parameters(*options: TextOption, defaults: bool = True) -> list[inspect.Parameter]:
-    """The options as parameters of a command; whether their help says the defaults."""
+    """The options as parameters of a command. `defaults`: whether their help shows the defaults."""
     return [
         inspect.Parameter(
             option.name,
@@ -187,22 +208,28 @@ def _help(option: TextOption, defaults: bool) -> str:
 
 
 def parse_options(options: Iterable[TextOption], given: Mapping[str, str | None]) -> dict[str, Any]:
-    """Those of the options that were typed, read."""
-    typed = ((option, given[option.name]) for option in options if option.name in given)
-    return {option.name: option.parse(text, option.flag) for option, text in typed if text is not None}
+    """The parsed values of the given options, by name."""
+    texts = ((option, given[option.name]) for option in options if option.name in given)
+    return {option.name: option.parse(text, option.flag) for option, text in texts if text is not None}
 
 
 def parse_queue_options(given: Mapping[str, str | None]) -> dict[str, Any]:
-    """The options of a queue, as `create_queue` and `update` take them."""
+    """The options of a queue as `create_queue` and `update` take them."""
     found = parse_options((*QUEUE_OPTIONS, DURABILITY), given)
-    kept = {name.removeprefix(RETENTION): found.pop(name) for name in [*found] if name.startswith(RETENTION)}
+    retention = {name.removeprefix(RETENTION): found.pop(name) for name in [*found] if name.startswith(RETENTION)}
     if found.get("dead_queue") == "":
         raise CommandFailed("--dead-queue is empty; name a queue, or use --no-dead-queue with update")
-    return {**found, **({"retention": kept} if kept else {})}
+    if not retention:
+        return found
+    try:
+        merged(Options(), to_catalog({"retention": retention}))
+    except InvalidRequest as error:  # it names the field of the retention, such as max_bytes
+        raise InvalidRequest(f"{RETENTION}{error}") from None
+    return {**found, "retention": retention}
 
 
 def parse_item_options(given: Mapping[str, str | None], headers: Iterable[str]) -> dict[str, Any]:
-    """The options of an item, as `NewItem` takes them."""
+    """The options of an item as `NewItem` takes them."""
     found = parse_options(ITEM_OPTIONS, given)
     if "at" in found and "delay" in found:
         raise CommandFailed("--at and --delay were both given; leave one out")

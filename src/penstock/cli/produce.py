@@ -1,7 +1,7 @@
-"""`penstock produce`: items from the command line, from a file, from a pipe.
+"""`penstock produce`: items from the command line, from a file, or from a pipe.
 
-Owns: the command, and `ItemLoader`, which stores the items of a source in batches and counts the stored items and the bad lines.
-A bad line ends the command after everything before it is stored; with --skip-bad it is counted and left out.
+Owns: the command, and `ItemLoader`, which stores items in batches and counts the stored items and the bad lines.
+A bad line ends the command after all items before it are stored; with --skip-bad it is skipped and counted.
 """
 
 import os
@@ -29,19 +29,19 @@ from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, check_range
 BATCH = 5_000
 BATCH_BYTES = MAX_BATCH_BYTES // 4
 SHOWN = 10
-"""Bad lines that are named; the others are counted."""
+"""How many bad lines are printed; further ones are only counted."""
+
+group = typer.Typer()
 
 
 class ItemLoader:
-    """Stores items in batches, in order."""
+    """Stores items in batches, in input order."""
 
     def __init__(self, queue: Queue, batch: int, timeout: float, skip_bad: bool) -> None:
         self.produced = 0
         self.bad_count = 0
         self.bad_lines: list[str] = []
-        """The first bad lines, and what is wrong with them."""
-        self.ids: list[str] = []
-        """Of the last batch."""
+        """The first bad lines, with what is wrong with each."""
         self._queue = queue
         self._batch = batch
         self._timeout = timeout
@@ -50,19 +50,19 @@ class ItemLoader:
         self._size = 0
 
     def load(self, source: Iterable[NumberedItem]) -> None:
-        """Store everything that a source gives."""
-        for line, found in source:
-            if isinstance(found, str):
-                self._leave_out(line, found)
+        """Store all items of a source."""
+        for line, item in source:
+            if isinstance(item, str):
+                self._reject(line, item)
                 continue
-            self._waiting.append((line, found))
-            self._size += len(found.payload)  # type: ignore[arg-type]
+            self._waiting.append((line, item))
+            self._size += len(item.payload)  # type: ignore[arg-type]
             if len(self._waiting) >= self._batch or self._size >= BATCH_BYTES:
                 self.flush()
         self.flush()
 
     def flush(self) -> None:
-        """Store what has come so far."""
+        """Store the items that were read so far."""
         batch, self._waiting, self._size = self._waiting, [], 0
         if not batch:
             return
@@ -73,21 +73,21 @@ class ItemLoader:
 
     def _store(self, batch: Sequence[tuple[int, NewItem]]) -> None:
         try:
-            self.ids = self._queue.produce_many([item for _, item in batch], timeout=self._timeout)
+            self._queue.produce_many([item for _, item in batch], timeout=self._timeout)
         except PenstockError as error:
             self.produced += sum(isinstance(result, str) for result in getattr(error, "results", ()))
             raise
         self.produced += len(batch)
 
     def _store_good(self, batch: Sequence[tuple[int, NewItem]]) -> None:
-        """Some items of a batch are refused: find out which."""
+        """Store the valid items of a batch that was refused, and reject the others."""
         good: list[tuple[int, NewItem]] = []
         for line, item in batch:
             try:
                 validate(to_batch([item]))
             except InvalidRequest as error:
                 self._waiting = good
-                self._leave_out(line, f"is refused ({str(error).removeprefix('item 0: ')})")
+                self._reject(line, f"is refused ({str(error).removeprefix('item 0: ')})")
                 good = self._waiting
             else:
                 good.append((line, item))
@@ -97,12 +97,13 @@ class ItemLoader:
         if good:
             self._store(good)
 
-    def _leave_out(self, line: int, why: str) -> None:
+    def _reject(self, line: int, why: str) -> None:
+        """Count a bad line; without --skip-bad, store the items before it and raise."""
         if not self._skip_bad:
             if self._waiting:
                 good, self._waiting = self._waiting, []
                 self._store(good)
-            raise CommandFailed(f"line {line} {why}; mend it and go on from there, or leave such lines out with --skip-bad")
+            raise CommandFailed(f"line {line} {why}; fix it and continue from that line, or skip such lines with --skip-bad")
         self.bad_count += 1
         if len(self.bad_lines) < SHOWN:
             self.bad_lines.append(f"line {line} {why}")
@@ -111,65 +112,63 @@ class ItemLoader:
 # -- the command -------------------------------------------------------------------------------------
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "produce", more=option_parameters(*ITEM_OPTIONS, *FIELD_OPTIONS))(produce)
-
-
+@command(group, "produce", more=option_parameters(*ITEM_OPTIONS, *FIELD_OPTIONS))
 def produce(
     session: CommandContext,
     queue: QueueArgument,
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The payload; '-' reads it from stdin.", show_default=False)] = None,
-    file: Annotated[str | None, typer.Option("--from", metavar="FILE", help="Read from a file.", show_default=False)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line is an item.")] = False,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="Each line is a JSON value.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Each row is an item: a JSON object of its cells.")] = False,
-    form: Annotated[str, typer.Option("--as", metavar="|".join(PAYLOAD_FORMATS), help="What a value or a line is.")] = "text",
+    file: Annotated[str | None, typer.Option("--from", metavar="FILE", help="Read a file.", show_default=False)] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Make an item of each line.")] = False,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Make an item of each line, which is a JSON value.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Make an item of each CSV row: a JSON object of its cells.")] = False,
+    form: Annotated[str, typer.Option("--as", metavar="|".join(PAYLOAD_FORMATS), help="The format of the value or of a line.")] = "text",
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; may be repeated.", show_default=False)] = None,
     columns: Annotated[
-        str, typer.Option(metavar="A,B,…", help="Names of the CSV columns, if the first row does not say.", show_default=False)
+        str, typer.Option(metavar="A,B,…", help="The names of the CSV columns, if the first row has none.", show_default=False)
     ] = "",
-    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="What separates CSV cells; or 'tab'.")] = ",",
+    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="The delimiter of CSV cells, or 'tab'.")] = ",",
     batch: Annotated[int, typer.Option(metavar="N", help="How many lines are stored at once.")] = BATCH,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait while the queue is full.")] = "30s",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad lines out, and count them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")] = False,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="On a terminal unless given.", show_default=False)
+        bool | None,
+        typer.Option("--progress/--no-progress", help="Whether to show a progress bar.  [default: on a terminal]", show_default=False),
     ] = None,
     **options: str | None,
 ) -> None:
-    """Store items: VALUE, or what comes from a file or a pipe, as one item or line by line.
+    """Produce VALUE, a file or stdin: as one item, or as one item per line.
 
-    Prints the id of the item, or how many there were. What has come so far is stored whenever the input pauses.
+    Prints the id of the item, or the number of items. Items that were read are stored whenever the input pauses.
     """
     check_range("--batch", batch, 1, MAX_BATCH_ITEMS)
-    patience = option_values.parse_duration(timeout, "--timeout")
-    cut = _cut(lines, jsonl, csv, form)
-    fields = _fields(options, cut)
+    seconds = option_values.parse_duration(timeout, "--timeout")
+    split = _split(lines, jsonl, csv, form)
+    fields = _fields(options, split)
     make = partial(_item, parse_item_options(options, header or ()))
     with ExitStack() as stack:
-        stream = _stream(value, file, cut, stack)
-        if not cut:
-            _produce_one(session, queue, _single(stream.read(), form, make), patience)
+        stream = _stream(value, file, split, stack)
+        if not split:
+            _produce_one(session, queue, _single(stream.read(), form, make), seconds)
             return
-        moved = stack.enter_context(session.progress_bar("producing", text_input.file_size(stream), progress, sizes=True))
-        loader = ItemLoader(stack.enter_context(session.broker()).queue(queue), batch, patience, skip_bad)
-        source = InputLines(stream, loader.flush, moved)
-        if cut == "csv":
-            found = text_input.csv_items(source, fields, make, _delimiter(delimiter), _columns(columns))
+        advance = stack.enter_context(session.progress_bar("producing", text_input.file_size(stream), progress, sizes=True))
+        loader = ItemLoader(stack.enter_context(session.broker()).queue(queue), batch, seconds, skip_bad)
+        source = InputLines(stream, loader.flush, advance)
+        if split == "csv":
+            items = text_input.csv_items(source, fields, make, _delimiter(delimiter), _columns(columns))
         else:
-            found = text_input.json_items(source, fields, make) if cut == "jsonl" else text_input.line_items(source, form, make)
-        _load(loader, found)
+            items = text_input.json_items(source, fields, make) if split == "jsonl" else text_input.line_items(source, form, make)
+        _load(loader, items)
     _answer(session, loader)
 
 
-def _produce_one(session: CommandContext, queue: str, item: NewItem, patience: float) -> None:
+def _produce_one(session: CommandContext, queue: str, item: NewItem, timeout: float) -> None:
     with session.broker() as broker:
-        (id,) = broker.queue(queue).produce_many([item], timeout=patience)
+        (id,) = broker.queue(queue).produce_many([item], timeout=timeout)
     session.print_answer({"id": id}, id)
 
 
 def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
-    """Store all; when that fails, say how many were stored before."""
+    """Store all items. An error also says how many items were stored before it."""
     try:
         loader.load(source)
     except (PenstockError, CommandFailed) as error:
@@ -181,18 +180,18 @@ def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
 
 def _answer(session: CommandContext, loader: ItemLoader) -> None:
     for line in loader.bad_lines:
-        session.print_note(f"{line}; left out")
-    left_out = f", {text_output.format_count(loader.bad_count, 'bad line')} left out" if loader.bad_count else ""
+        session.print_note(f"{line}; skipped")
+    skipped = f", {text_output.format_count(loader.bad_count, 'bad line')} skipped" if loader.bad_count else ""
     session.print_answer(
-        {"produced": loader.produced, "bad": loader.bad_count}, f"{text_output.format_count(loader.produced, 'item')} produced{left_out}"
+        {"produced": loader.produced, "bad": loader.bad_count}, f"{text_output.format_count(loader.produced, 'item')} produced{skipped}"
     )
 
 
-# -- what was asked for ------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------
 
 
-def _cut(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
-    """How the input is cut into items; "" when it is one."""
+def _split(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
+    """How the input is split into items: "lines", "jsonl", "csv", or "" for a single item."""
     if form not in PAYLOAD_FORMATS:
         raise CommandFailed(f"--as is {form!r}; use {', '.join(PAYLOAD_FORMATS)}")
     chosen = [name for name, wanted in (("lines", lines), ("jsonl", jsonl), ("csv", csv)) if wanted]
@@ -201,12 +200,12 @@ def _cut(lines: bool, jsonl: bool, csv: bool, form: str) -> str:
     return chosen[0] if chosen else ""
 
 
-def _fields(options: Mapping[str, str | None], cut: str) -> RecordFields:
+def _fields(options: Mapping[str, str | None], split: str) -> RecordFields:
     found = parse_options(FIELD_OPTIONS, options)
     for name in found:
         common = name.removesuffix("_field")
-        if cut not in ("jsonl", "csv"):
-            raise CommandFailed(f"--{common}-field is of records; add --jsonl or --csv")
+        if split not in ("jsonl", "csv"):
+            raise CommandFailed(f"--{common}-field needs records; add --jsonl or --csv")
         if options[common] is not None:
             raise CommandFailed(f"--{common} and --{common}-field were both given; leave one out")
     return {name.removesuffix("_field"): field for name, field in found.items()}
@@ -220,24 +219,24 @@ def _single(data: bytes, form: str, make: text_input.ItemFactory) -> NewItem:
     try:
         return text_input.single_item(data, form, make)
     except text_input.BadLine as error:
-        raise CommandFailed(f"the value {error}; mend it, or say what it is with --as") from None
+        raise CommandFailed(f"the value {error}; fix it, or give its format with --as") from None
 
 
-def _stream(value: str | None, file: str | None, cut: str, stack: ExitStack) -> BinaryIO:
-    """Where the input comes from."""
+def _stream(value: str | None, file: str | None, split: str, stack: ExitStack) -> BinaryIO:
+    """The input: VALUE, the file of --from, or stdin."""
     if file is not None and value is not None:
         raise CommandFailed("a VALUE and --from were both given; leave one out")
     if value not in (None, "-"):
-        if cut:
-            raise CommandFailed(f"--{cut} reads a file or stdin, and a VALUE was given; leave one out")
+        if split:
+            raise CommandFailed(f"--{split} reads a file or stdin, and a VALUE was given; leave one out")
         return BytesIO(os.fsencode(str(value)))
     if file not in (None, "-"):
         try:
             return stack.enter_context(open(str(file), "rb"))
         except OSError as error:
-            raise CommandFailed(f"{file!r} cannot be read ({error.strerror}); mend the path", NOT_FOUND) from None
+            raise CommandFailed(f"{file!r} cannot be read ({error.strerror}); fix the path", NOT_FOUND) from None
     if value is None and file is None and sys.stdin.isatty():
-        raise CommandFailed("there is nothing to produce; give a VALUE, --from FILE, or pipe something in ('-' reads what you type)")
+        raise CommandFailed("there is nothing to produce; give a VALUE, --from FILE, or input from a pipe ('-' reads the terminal)")
     return sys.stdin.buffer
 
 

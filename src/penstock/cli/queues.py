@@ -1,4 +1,4 @@
-"""`penstock queue …`: which queues there are, and how they work.
+"""`penstock queue …`: create, list, change and delete queues.
 
 Owns: the commands of that group.
 """
@@ -19,28 +19,26 @@ from penstock.rules.options import Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
 
-group = typer.Typer(no_args_is_help=True, help="Create, change, look at and delete queues.")
+group = typer.Typer(no_args_is_help=True, help="Create, list, change and delete queues.")
 
 STATES = ("ready", "scheduled", "leased", "buried", "all")
 SIDES = ("lease", "produce", "both")
 
 
-# -- which there are ---------------------------------------------------------------------------------
+# -- queues ------------------------------------------------------------------------------------------
 
 
 @command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY))
 def create(
     session: CommandContext,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, '.', '_' and '-'.")],
-    partitions: Annotated[
-        int | None, typer.Option(metavar="N", help="How many logs it is spread over.  [default: 1]", show_default=False)
-    ] = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Take the queue of that name if it has the options that are given.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
+    partitions: Annotated[int | None, typer.Option(metavar="N", help="The number of partitions.  [default: 1]", show_default=False)] = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept a queue of this name that has the given options.")] = False,
     **options: Any,
 ) -> None:
-    """Make a queue; the broker's directory too, when it is new."""
+    """Create a queue, and the broker's directory if it does not exist."""
     given = parse_queue_options(options)
-    _check(session, name, partitions, given)
+    _check_new_queue(session, name, partitions, given)
     with session.broker(create=True) as broker:
         info = broker.create_queue(name, partitions=partitions, exist_ok=exist_ok, **given).info()
     session.print_answer(
@@ -48,8 +46,8 @@ def create(
     )
 
 
-def _check(session: CommandContext, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
-    """What is wrong is said before a directory is made for it."""
+def _check_new_queue(session: CommandContext, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:
+    """Check the arguments before a directory is made."""
     check_queue_name(name)
     merged(Options(), to_catalog(given))
     if partitions is not None:
@@ -61,9 +59,9 @@ def _check(session: CommandContext, name: str, partitions: int | None, given: Ma
 @command(group, "list")
 def list_queues(
     session: CommandContext,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)] = "",
+    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="List only names with this prefix.", show_default=False)] = "",
 ) -> None:
-    """Which queues there are."""
+    """List the queues."""
     with session.snapshot() as broker:
         found = all_queues(broker, prefix)
     headings = ("name", "partitions", "lease timeout", "attempts", "dead queue", "created")
@@ -89,7 +87,7 @@ def list_queues(
 
 
 def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
-    """Every queue, by name."""
+    """All queues with this prefix, sorted by name."""
     found: list[QueueInfo] = []
     while page := broker.queues(prefix, found[-1].name if found else "", MAX_BATCH_ITEMS):
         found += page
@@ -98,7 +96,7 @@ def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
 
 @command(group, "info")
 def info(session: CommandContext, queue: QueueArgument) -> None:
-    """A queue's partitions and options."""
+    """Show the partitions, options and cursors of a queue."""
     with session.snapshot() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
@@ -109,11 +107,11 @@ def info(session: CommandContext, queue: QueueArgument) -> None:
 
 
 def _described(info: QueueInfo) -> list[tuple[str, str]]:
-    kept: Mapping[str, Any] = {**info.retention}
+    retention: Mapping[str, Any] = {**info.retention}
     limits = [
-        f"at most {text_output.format_duration(kept['max_age'])}" if kept["max_age"] else "",
-        f"at most {text_output.format_size(kept['max_bytes'])} a partition" if kept["max_bytes"] else "",
-        f"at most {text_output.format_count(kept['max_segments'], 'file')}" if kept["max_segments"] else "",
+        f"at most {text_output.format_duration(retention['max_age'])}" if retention["max_age"] else "",
+        f"at most {text_output.format_size(retention['max_bytes'])} per partition" if retention["max_bytes"] else "",
+        f"at most {text_output.format_count(retention['max_segments'], 'file')}" if retention["max_segments"] else "",
     ]
     return [
         ("name", info.name),
@@ -141,28 +139,31 @@ def delete(
     session: CommandContext,
     queue: QueueArgument,
     yes: YesOption = False,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for items that are on their way.")] = "30s",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for transfers of its items.")] = "30s",
 ) -> None:
-    """Remove a queue with all its items."""
-    patience = option_values.parse_duration(timeout, "--timeout")
+    """Delete a queue with all its items."""
+    seconds = option_values.parse_duration(timeout, "--timeout")
+    if not yes:
+        with session.snapshot() as broker:
+            depth = broker.queue(queue).stats().depth
+        session.confirm(f"deletes queue {queue} with {text_output.format_count(depth, 'unresolved item')}", yes)
     with session.broker() as broker:
         depth = broker.queue(queue).stats().depth
-        session.confirm(f"removes queue {queue} with {text_output.format_count(depth, 'unresolved item')}", yes)
-        broker.delete_queue(queue, patience)
-    session.print_answer({"deleted": queue, "unresolved": depth}, f"queue {queue} is gone")
+        broker.delete_queue(queue, seconds)
+    session.print_answer({"deleted": queue, "unresolved": depth}, f"queue {queue} deleted")
 
 
-# -- how they work -----------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------
 
 
 @command(group, "update", more=option_parameters(*QUEUE_OPTIONS, defaults=False))
 def update(
     session: CommandContext,
     queue: QueueArgument,
-    no_dead_queue: Annotated[bool, typer.Option("--no-dead-queue", help="What is given up from now on stays, buried.")] = False,
+    no_dead_queue: Annotated[bool, typer.Option("--no-dead-queue", help="Items that are buried from now on stay in the queue.")] = False,
     **options: Any,
 ) -> None:
-    """Change options of a queue; those not given stay as they are."""
+    """Change options of a queue. Options that are not given do not change."""
     given = parse_queue_options(options)
     if no_dead_queue:
         if "dead_queue" in given:
@@ -179,9 +180,9 @@ def update(
 def resize(
     session: CommandContext,
     queue: QueueArgument,
-    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="How many it is to have.")],
+    partitions: Annotated[int, typer.Argument(metavar="PARTITIONS", help="The new number of partitions.")],
 ) -> None:
-    """Give a queue another number of partitions, while it works. The order within a key is kept."""
+    """Change the number of partitions while the queue is in use. The order of the items of a key does not change."""
     with session.broker() as broker:
         found = broker.queue(queue)
         info, moving = found.resize(partitions), found.stats().resizing
@@ -191,12 +192,12 @@ def resize(
     )
 
 
-OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which side of the queue.")]
+OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which of the two operations.")]
 
 
 @command(group, "pause")
 def pause(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
-    """Give out nothing, take nothing, or both, until it is resumed."""
+    """Stop leasing items, producing items, or both, until the queue is resumed."""
     lease, produce = _sides(only)
     with session.broker() as broker:
         broker.queue(queue).pause(lease, produce, partition=partition)
@@ -205,7 +206,7 @@ def pause(session: CommandContext, queue: QueueArgument, only: OnlyOption = "bot
 
 @command(group, "resume")
 def resume(session: CommandContext, queue: QueueArgument, only: OnlyOption = "both", partition: PartitionOption = None) -> None:
-    """Go on with what was paused."""
+    """Resume leasing items, producing items, or both."""
     lease, produce = _sides(only)
     with session.broker() as broker:
         broker.queue(queue).resume(lease, produce, partition=partition)
@@ -232,17 +233,19 @@ def _answer_sides(session: CommandContext, queue: str, verb: str, lease: bool, p
 def clear(
     session: CommandContext,
     queue: QueueArgument,
-    state: Annotated[str, typer.Option("--state", metavar="|".join(STATES), help="Which items.")] = "ready",
+    state: Annotated[str, typer.Option("--state", metavar="|".join(STATES), help="The state of the items.")] = "ready",
     partition: PartitionOption = None,
     yes: YesOption = False,
 ) -> None:
     """Resolve all items in a state, as if they had been completed."""
     if state not in STATES:
         raise CommandFailed(f"--state is {state!r}; use {', '.join(STATES)}")
+    if not yes:
+        with session.snapshot() as broker:
+            broker.queue(queue)
+        session.confirm(f"clears all {'' if state == 'all' else f'{state} '}items of queue {queue}", yes)
     with session.broker() as broker:
-        found = broker.queue(queue)
-        session.confirm(f"clears {'everything' if state == 'all' else f'what is {state}'} in queue {queue}", yes)
-        items = found.clear(state, partition=partition)  # type: ignore[arg-type]
+        items = broker.queue(queue).clear(state, partition=partition)  # type: ignore[arg-type]
     session.print_answer({"queue": queue, "cleared": items}, f"{text_output.format_count(items, 'item')} cleared")
 
 
@@ -250,12 +253,14 @@ def clear(
 def seek(
     session: CommandContext,
     queue: QueueArgument,
-    id: Annotated[str | None, typer.Argument(metavar="ID", help="From this item on, in its partition.", show_default=False)] = None,
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="What was produced at that time or later.", show_default=False)] = None,
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="This item and later ones of its partition.", show_default=False)] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Items that were produced at this time or later.", show_default=False)
+    ] = None,
 ) -> None:
-    """Make completed items ready again, as far as they are kept."""
+    """Make completed items ready again, if retention has not deleted them."""
     if (id is None) == (at is None):
-        raise CommandFailed("seek wants to know from where on; give the ID of an item, or --at TIME")
+        raise CommandFailed("seek needs a start; give either the ID of an item, or --at TIME")
     moment = None if at is None else option_values.parse_time(at, "--at")
     with session.broker() as broker:
         items = broker.queue(queue).seek(id, at=moment)
@@ -264,11 +269,13 @@ def seek(
 
 @command(group, "compact")
 def compact(session: CommandContext, queue: QueueArgument, partition: PartitionOption = None) -> None:
-    """Let go now of what retention allows, and say what was freed."""
+    """Delete now all completed items that retention allows to delete, and print how much space was freed."""
     with session.broker() as broker, session.progress_bar(f"compacting {queue}", None):
         freed = broker.queue(queue).compact(partition=partition)
     total = {"segments": 0, "rewritten": 0, "items": 0, "size_bytes": 0}
     for one in freed:
         total = {name: value + getattr(one, name) for name, value in total.items()}
-    text = f"{text_output.format_size(total['size_bytes'])} freed: {text_output.format_count(total['segments'], 'segment')} dropped, {total['rewritten']:,} rewritten"
-    session.print_answer({"queue": queue, **total}, f"{text}, {text_output.format_count(total['items'], 'completed item')} let go")
+    segments = text_output.format_count(total["segments"], "segment")
+    items = text_output.format_count(total["items"], "completed item")
+    text = f"{text_output.format_size(total['size_bytes'])} freed: {segments} deleted, {total['rewritten']:,} rewritten, {items} deleted"
+    session.print_answer({"queue": queue, **total}, text)

@@ -1,6 +1,7 @@
-"""The reference of all commands, written from the commands themselves.
+"""Generates the reference of all commands and exit codes in docs/cli.md.
 
-Owns: the parts of docs/cli.md between marks, which a test compares. `python -m penstock.cli.reference docs/cli.md` writes them anew.
+Owns: the parts of docs/cli.md between marks. A test compares them with the code; `python -m penstock.cli.reference
+docs/cli.md` writes them again.
 """
 
 import re
@@ -20,7 +21,7 @@ COMMON = ("broker", "as_json")
 
 
 def commands(command: Any, path: str = "penstock") -> Iterator[tuple[str, Any]]:
-    """Every command that does something, with the words that call it."""
+    """Every command that is not a group, with its full name."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path, command
@@ -30,8 +31,8 @@ def commands(command: Any, path: str = "penstock") -> Iterator[tuple[str, Any]]:
 
 
 def reference() -> str:
-    """All commands, as a document shows them."""
-    return "\n".join(_told(path, command) for path, command in commands(typer.main.get_command(app)))
+    """The sections of all commands, in Markdown."""
+    return "\n".join(_section(path, command) for path, command in commands(typer.main.get_command(app)))
 
 
 def exit_codes() -> str:
@@ -39,12 +40,12 @@ def exit_codes() -> str:
     return "\n".join(["| code | meaning |", "|---|---|", *rows, ""])
 
 
-def _told(path: str, command: Any) -> str:
+def _section(path: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option" and one.name not in (*COMMON, "help")]
     usage = " ".join([path, *(one.metavar if one.required else f"[{one.metavar}]" for one in arguments)])
     rows = [f"| `{one.metavar}` | {_cell(one.help)} |" for one in arguments]
-    rows += [f"| `{_cell(_written(one))}` | {_cell(one.help)}{_default(one)} |" for one in options]
+    rows += [f"| `{_cell(_syntax(one))}` | {_cell(one.help)}{_default(one)} |" for one in options]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
     return "\n".join([f"### `{usage}`", "", _help(command), "", *table])
 
@@ -53,7 +54,7 @@ def _help(command: Any) -> str:
     return re.sub(r"[ \n]*\n[ \n]*", "\n", (command.help or "").strip())
 
 
-def _written(option: Any) -> str:
+def _syntax(option: Any) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
     return names if option.is_flag else f"{names} {option.metavar}"
 
@@ -68,7 +69,7 @@ def _cell(text: str | None) -> str:
 
 
 def write(path: Path) -> None:
-    """Put both parts into the document."""
+    """Replace both generated parts of the document."""
     text = path.read_text("utf-8")
     for begin, end, part in ((BEGIN, END, reference()), (CODES_BEGIN, CODES_END, exit_codes())):
         before, rest = text.split(begin)

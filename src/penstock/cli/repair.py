@@ -1,6 +1,7 @@
-"""`penstock verify` and `penstock repair`: are the logs whole, and if not, mend them.
+"""`penstock verify` and `penstock repair`: find and repair damage in logs.
 
-Owns: those commands. `verify` reads every byte and changes nothing, also while another process owns the directory; `repair` wants it alone.
+Owns: those commands. `verify` reads every byte and changes nothing; it works while another process owns the directory.
+`repair` needs the directory without an owner.
 """
 
 from collections.abc import Sequence
@@ -29,12 +30,14 @@ CATALOG = "(catalog)"
 SHOWN = 20
 
 QueueOrNone = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", help="Only this queue; all, and the catalog, unless given.", autocompletion=queue_names)
+    str | None, typer.Argument(metavar="QUEUE", help="Only this queue; without it, all queues and the catalog.", autocompletion=queue_names)
 ]
+
+group = typer.Typer()
 
 
 class NamedLog(NamedTuple):
-    """One log, and the name of the queue it is of."""
+    """A log and the name of its queue."""
 
     queue: str
     incarnation: int
@@ -42,34 +45,30 @@ class NamedLog(NamedTuple):
     path: str
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "verify")(verify)
-    command(app, "repair")(repair)
-
-
 # -- verify ------------------------------------------------------------------------------------------
 
 
+@command(group, "verify")
 def verify(session: CommandContext, queue: QueueOrNone = None, partition: PartitionOption = None) -> None:
-    """Read every log through and list what is wrong. Exit code 1 when there is damage."""
-    directory, places = _places(session, queue, partition)
+    """Read all logs completely and list the damage. Exit code 1 if there is damage."""
+    directory, logs = _logs(session, queue, partition)
     found: list[tuple[NamedLog, VerifyReport]] = []
-    with session.progress_bar("verifying", len(places)) as moved:
-        for place in places:
-            found.append((place, verify_log(directory.files, place.path, place.incarnation, place.partition, find_missing_front)))
-            moved(1)
+    with session.progress_bar("verifying", len(logs)) as advance:
+        for log in logs:
+            found.append((log, verify_log(directory.files, log.path, log.incarnation, log.partition, find_missing_front)))
+            advance(1)
     sound = all(report.sound for _, report in found)
-    document = {"sound": sound, "logs": [{"queue": place.queue, "sound": report.sound, **report.to_dict()} for place, report in found]}
-    session.print_answer(document, _verified(found), *[line for one in found for line in _wrong(*one)])
+    document = {"sound": sound, "logs": [{"queue": log.queue, "sound": report.sound, **report.to_dict()} for log, report in found]}
+    session.print_answer(document, _verify_table(found), *[line for one in found for line in _verify_lines(*one)])
     if not sound:
         raise typer.Exit(NEGATIVE)
 
 
-def _verified(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.TextTable:
+def _verify_table(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.TextTable:
     rows = [
         (
-            place.queue,
-            str(place.partition),
+            log.queue,
+            str(log.partition),
             "sound" if report.sound else "damaged" if report.opens else "does not open",
             text_output.format_number(report.segments),
             text_output.format_number(sum(report.frames.values())),
@@ -77,7 +76,7 @@ def _verified(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.Tex
             text_output.format_number(len(report.damage)),
             text_output.format_size(report.size_bytes),
         )
-        for place, report in found
+        for log, report in found
     ]
     headings = ("queue", "partition", "state", "segments", "frames", "items", "gaps", "size")
     return text_output.TextTable(
@@ -85,20 +84,20 @@ def _verified(found: Sequence[tuple[NamedLog, VerifyReport]]) -> text_output.Tex
     )
 
 
-def _wrong(place: NamedLog, report: VerifyReport) -> list[str]:
-    """What there is to say of a log, one line each."""
-    name = f"{place.queue} {place.partition}" if place.queue != CATALOG else place.queue
+def _verify_lines(log: NamedLog, report: VerifyReport) -> list[str]:
+    """The errors, gaps and other findings of a log, one line each."""
+    name = f"{log.queue} {log.partition}" if log.queue != CATALOG else log.queue
     lines = [f"! {name}: {error}" for error in report.errors]
-    lines += [f"! {name}: {_gap(place.partition, gap)}" for gap in report.damage[:SHOWN]]
+    lines += [f"! {name}: {_gap(log.partition, gap)}" for gap in report.damage[:SHOWN]]
     if len(report.damage) > SHOWN:
         lines.append(f"! {name}: and {len(report.damage) - SHOWN} more gaps; --json lists them all")
     if report.torn_bytes:
         lines.append(
-            f"  {name}: {text_output.format_count(report.torn_bytes, 'byte')} of a write that was cut off at the end; opening drops them"
+            f"  {name}: {text_output.format_count(report.torn_bytes, 'byte')} of an incomplete write at the end; opening removes them"
         )
-    mended = len(report.gaps) - len(report.damage)
-    if mended:
-        lines.append(f"  {name}: {text_output.format_count(mended, 'gap')} mended before")
+    repaired = len(report.gaps) - len(report.damage)
+    if repaired:
+        lines.append(f"  {name}: {text_output.format_count(repaired, 'gap')} repaired before")
     return [text_output.printable(line) for line in [*lines, *(f"  {name}: {what}" for what in report.side_files)]]
 
 
@@ -110,6 +109,7 @@ def _gap(partition: int, gap: Gap) -> str:
 # -- repair ------------------------------------------------------------------------------------------
 
 
+@command(group, "repair")
 def repair(
     session: CommandContext,
     queue: QueueOrNone = None,
@@ -117,43 +117,43 @@ def repair(
     discard: Annotated[bool, typer.Option("--discard", help="Do not keep the damaged files.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Mend damaged logs: every whole frame is kept, what is lost is marked as lost, the damaged files are kept beside.
+    """Repair damaged logs: whole frames are kept, lost items are marked as lost, copies of damaged files are kept.
 
-    Exit code 1 when a log still does not open.
+    Exit code 1 if a log still does not open.
     """
     if discard:
-        session.confirm("removes damaged files once their logs are mended", yes)
-    directory, places = _places(session, queue, partition)
+        session.confirm("deletes damaged files once their logs are repaired", yes)
+    directory, logs = _logs(session, queue, partition)
     found: list[tuple[NamedLog, RepairReport | PenstockError]] = []
-    with session.progress_bar("repairing", len(places)) as moved:
-        for place in places:
-            found.append((place, _repaired(directory, place, discard)))
-            moved(1)
+    with session.progress_bar("repairing", len(logs)) as advance:
+        for log in logs:
+            found.append((log, _repair(directory, log, discard)))
+            advance(1)
     failed = [one for one in found if isinstance(one[1], PenstockError) or not one[1].opens]
-    changed = [(place, report) for place, report in found if isinstance(report, RepairReport) and report.changed]
-    lines = [line for place, report in changed for line in _mended(place, report)]
-    lines += [f"! {place.queue} {place.partition} cannot be mended: {_why(report)}" for place, report in failed]
+    changed = [(log, report) for log, report in found if isinstance(report, RepairReport) and report.changed]
+    lines = [line for log, report in changed for line in _repair_lines(log, report)]
+    lines += [f"! {log.queue} {log.partition} cannot be repaired: {_why(report)}" for log, report in failed]
     document = {"mended": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
-    session.print_answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs mending"]))
+    session.print_answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs repair"]))
     if failed:
         raise typer.Exit(NEGATIVE)
 
 
-def _repaired(directory: FileStore, place: NamedLog, discard: bool) -> RepairReport | PenstockError:
+def _repair(directory: FileStore, log: NamedLog, discard: bool) -> RepairReport | PenstockError:
     try:
-        return repair_log(directory.files, place.path, place.incarnation, place.partition, discard=discard, lost_front=find_missing_front)
+        return repair_log(directory.files, log.path, log.incarnation, log.partition, discard=discard, lost_front=find_missing_front)
     except BrokerLocked:
         raise
-    except PenstockError as error:  # the others may well be mended
+    except PenstockError as error:  # other logs can still be repaired
         return error
 
 
-def _mended(place: NamedLog, report: RepairReport) -> list[str]:
-    name = f"{place.queue} {place.partition}"
-    lines = [f"{name}: {_gap(place.partition, gap)}" for gap in report.gaps[:SHOWN]]
+def _repair_lines(log: NamedLog, report: RepairReport) -> list[str]:
+    name = f"{log.queue} {log.partition}"
+    lines = [f"{name}: {_gap(log.partition, gap)}" for gap in report.gaps[:SHOWN]]
     if report.segments:
-        lines.append(f"{name}: {text_output.format_count(len(report.segments), 'file')} written anew")
-    lines += [f"{name}: the damaged one is kept as {copy}" for copy in report.copies]
+        lines.append(f"{name}: {text_output.format_count(len(report.segments), 'file')} rewritten")
+    lines += [f"{name}: the damaged file is kept as {copy}" for copy in report.copies]
     lines += [f"{name}: {what}" for what in report.side_files]
     return [*lines, f"{name}: the report is {report.path}"]
 
@@ -162,27 +162,27 @@ def _why(report: RepairReport | PenstockError) -> str:
     return str(report) if isinstance(report, PenstockError) else "; ".join(report.errors) or "it does not open"
 
 
-def _document(place: NamedLog, report: RepairReport | PenstockError) -> dict[str, Any]:
+def _document(log: NamedLog, report: RepairReport | PenstockError) -> dict[str, Any]:
     if isinstance(report, PenstockError):
-        return {"queue": place.queue, "partition": place.partition, "opens": False, "changed": False, "errors": [str(report)]}
+        return {"queue": log.queue, "partition": log.partition, "opens": False, "changed": False, "errors": [str(report)]}
     plain = {**msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
-    return {"queue": place.queue, **plain, "changed": report.changed}
+    return {"queue": log.queue, **plain, "changed": report.changed}
 
 
-# -- which logs --------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------------
 
 
-def _places(session: CommandContext, queue: str | None, partition: int | None) -> tuple[FileStore, list[NamedLog]]:
-    """The logs that are meant. Names come from the catalog, when that can be read: a damaged one must not stop anybody here."""
+def _logs(session: CommandContext, queue: str | None, partition: int | None) -> tuple[FileStore, list[NamedLog]]:
+    """The chosen logs. Queue names come from the catalog; if it is damaged, the incarnation is the name."""
     session.require_broker()
     directory = FileStore.open([session.target, *session.roots], read_only=True)
     names = {0: CATALOG}
     with suppress(PenstockError), session.snapshot() as broker:
         names |= {int(info.incarnation, 16): info.name for info in all_queues(broker)}
     found = [NamedLog(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
-    meant = [place for place in found if queue in (None, place.queue) and partition in (None, place.partition)]
-    if queue is not None and not any(place.queue == queue for place in found):
+    chosen = [log for log in found if queue in (None, log.queue) and partition in (None, log.partition)]
+    if queue is not None and not any(log.queue == queue for log in found):
         raise CommandFailed(f"there is no queue {queue!r} with a log; `penstock queue list` shows the names", NOT_FOUND)
-    if partition is not None and not meant:
-        raise CommandFailed(f"there is no log of partition {partition}; leave --partition out to see which there are", NOT_FOUND)
-    return directory, meant
+    if partition is not None and not chosen:
+        raise CommandFailed(f"there is no log of partition {partition}; leave --partition out to see all", NOT_FOUND)
+    return directory, chosen

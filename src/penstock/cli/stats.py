@@ -1,12 +1,13 @@
-"""`penstock stats` and `penstock watch`: how many items are in which state, once or as they change.
+"""`penstock stats` and `penstock watch`: how many items are in each state, once or repeatedly.
 
-Owns: those commands. They use a view: they take no lock and change nothing. `watch` also shows how fast items come and go.
+Owns: those commands. They read a snapshot: they take no lock and change nothing. `watch` also shows how many items are
+produced and completed per second.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from threading import Event
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.console import Group
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from penstock.api._sync.broker import Broker
 from penstock.cli import option_values, text_output
-from penstock.cli.command_context import CommandContext, terminal_text
+from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import CommandFailed
 from penstock.cli.queues import all_queues
@@ -24,27 +25,29 @@ from penstock.words.clock import SECOND, Moment, SystemClock
 from penstock.words.values import timestamp
 
 RATES = ("in/s", "done/s")
-SHORTEST = 0.1
+SHORTEST_INTERVAL = 0.1
 COUNTS = ("ready", "scheduled", "leased", "buried", "moving", "completed", "produced")
-SPARE = ("moving", "produced", "oldest", "buried", "completed")
-"""What can be done without where there is no room."""
+OPTIONAL = ("moving", "produced", "oldest", "buried", "completed")
+"""Columns that are dropped on a narrow terminal."""
+NO_QUEUES = "there are no queues"
+Rates: TypeAlias = tuple[float | None, float | None]
+"""Items produced and completed per second; None if not known."""
 
-
-def register(app: typer.Typer) -> None:
-    command(app, "stats")(stats)
-    command(app, "watch")(watch)
+group = typer.Typer()
 
 
 # -- stats -------------------------------------------------------------------------------------------
 
 
+@command(group, "stats")
 def stats(
     session: CommandContext,
     queue: Annotated[
-        str | None, typer.Argument(metavar="QUEUE", help="This queue, by partition; all unless given.", autocompletion=queue_names)
+        str | None,
+        typer.Argument(metavar="QUEUE", help="Show this queue by partition; without it, all queues.", autocompletion=queue_names),
     ] = None,
 ) -> None:
-    """How many items are in which state, and what needs attention."""
+    """Show how many items are in each state, and warnings."""
     with session.snapshot() as broker:
         if queue is not None:
             one = broker.queue(queue).stats()
@@ -54,34 +57,43 @@ def stats(
     warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
     session.print_answer(
         [text_output.stats_document(one) for one in found],
-        *([queues_table(found), *_warned(warnings)] if found else ["there are no queues"]),
+        *([queues_table(found), *_warning_lines(warnings)] if found else [NO_QUEUES]),
     )
 
 
-def queues_table(found: list[QueueStats]) -> text_output.TextTable:
-    """Queues, one a row."""
-    rows = [(one.name, *(text_output.format_number(getattr(one, name)) for name in COUNTS), oldest(one)) for one in found]
-    return text_output.TextTable(("queue", *COUNTS, "oldest"), rows, right=(*COUNTS, "oldest"), uncut=("queue",), optional=SPARE)
+def queues_table(found: list[QueueStats], rates: Mapping[str, Rates] | None = None) -> text_output.TextTable:
+    """A row for each queue; with `rates`, also the rates by queue name."""
+    more = ("oldest", *(() if rates is None else RATES))
+    rows = [
+        (
+            one.name,
+            *(text_output.format_number(getattr(one, name)) for name in COUNTS),
+            oldest(one),
+            *(text_output.NO_VALUE if rate is None else f"{rate:,.0f}" for rate in (rates[one.name] if rates is not None else ())),
+        )
+        for one in found
+    ]
+    return text_output.TextTable(("queue", *COUNTS, *more), rows, right=(*COUNTS, *more), uncut=("queue",), optional=OPTIONAL)
 
 
 def oldest(one: QueueStats) -> str:
-    """How long the item has been ready that has been so the longest."""
+    """How long the oldest ready item of a queue has been ready."""
     return text_output.format_duration(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
 
 
 def _queue_parts(one: QueueStats) -> list[text_output.TextTable | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
     table = text_output.TextTable(
-        headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, optional=SPARE
+        headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, optional=OPTIONAL
     )
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
-        ("transfers", text_output.format_count(one.transfers, "batch", "batches") + " on the way" if one.transfers else ""),
+        ("transfers", text_output.format_count(one.transfers, "batch", "batches") + " under way" if one.transfers else ""),
         ("resizing", text_output.format_count(len(one.resizing), "fence") + " left" if one.resizing else ""),
     ]
     more = text_output.format_pairs(facts)
-    return [queues_table([one]), "", table, *(["", more] if more else []), *_warned(one.warnings)]
+    return [queues_table([one]), "", table, *(["", more] if more else []), *_warning_lines(one.warnings)]
 
 
 def _partition_row(part: PartitionStats) -> tuple[str, ...]:
@@ -102,7 +114,7 @@ def _waiting(one: QueueStats) -> str:
     return ", ".join(text_output.format_count(count, name) for count, name in parts if count)
 
 
-def _warned(warnings: list[str]) -> list[str]:
+def _warning_lines(warnings: list[str]) -> list[str]:
     return [f"! {text_output.printable(warning)}" for warning in warnings]
 
 
@@ -110,7 +122,7 @@ def _warned(warnings: list[str]) -> list[str]:
 
 
 class StatsSample:
-    """What one look saw, and how fast things moved since the look before."""
+    """The statistics of queues at one time, and the rates since the sample before."""
 
     def __init__(self, at: Moment, queues: list[QueueStats], before: "StatsSample | None" = None) -> None:
         self.at = at
@@ -120,22 +132,13 @@ class StatsSample:
         self.rates = {one.name: _rates(known.get(one.name), one, seconds) for one in queues}
 
     def table(self) -> text_output.TextTable:
-        rows = [
-            (one.name, *(text_output.format_number(getattr(one, name)) for name in COUNTS), oldest(one), *self._shown(one))
-            for one in self.queues
-        ]
-        return text_output.TextTable(
-            ("queue", *COUNTS, "oldest", *RATES), rows, right=(*COUNTS, "oldest", *RATES), uncut=("queue",), optional=SPARE
-        )
-
-    def _shown(self, one: QueueStats) -> list[str]:
-        return [text_output.NO_VALUE if rate is None else f"{rate:,.0f}" for rate in self.rates[one.name]]
+        return queues_table(self.queues, self.rates)
 
     def document(self) -> text_output.Document:
         queues = []
         for one in self.queues:
-            came, done = self.rates[one.name]
-            queues.append({**text_output.stats_document(one), "produced_per_second": came, "completed_per_second": done})
+            produced, completed = self.rates[one.name]
+            queues.append({**text_output.stats_document(one), "produced_per_second": produced, "completed_per_second": completed})
         return {"at": text_output.iso_time(self.at.wall), "queues": queues}
 
     @property
@@ -147,62 +150,59 @@ class StatsSample:
         return [f"! {one.name}: {text_output.printable(warning)}" for one in self.queues for warning in one.warnings]
 
 
-def _rates(before: QueueStats | None, now: QueueStats, seconds: float) -> tuple[float | None, float | None]:
-    """Items a second that came, and that were completed. Retention lets completed ones go: then that is not known."""
+def _rates(before: QueueStats | None, now: QueueStats, seconds: float) -> Rates:
+    """Items produced and completed per second. The second is None if retention deleted completed items meanwhile."""
     if before is None or seconds <= 0:
         return None, None
     done = now.completed - before.completed
     return max(0, now.produced - before.produced) / seconds, done / seconds if done >= 0 else None
 
 
+@command(group, "watch")
 def watch(
     session: CommandContext,
     queues: Annotated[
-        list[str] | None, typer.Argument(metavar="QUEUE…", help="Those queues; all unless given.", autocompletion=queue_names)
+        list[str] | None, typer.Argument(metavar="QUEUE…", help="Show only these queues.", autocompletion=queue_names)
     ] = None,
-    interval: Annotated[str, typer.Option(metavar="DURATION", help="How often to look.")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Look once.")] = False,
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="The time between two samples.")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Print one sample and end.")] = False,
 ) -> None:
-    """Watch queues change; Ctrl-C ends it. With --json each look is a line."""
+    """Show the statistics of queues repeatedly, until Ctrl-C. With --json each sample is one line."""
     pause = option_values.parse_duration(interval, "--interval")
-    if pause < SHORTEST:
-        raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST}s or more")
+    if pause < SHORTEST_INTERVAL:
+        raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST_INTERVAL}s or more")
     with session.snapshot() as broker:
-        looks = _looks(session, broker, queues, pause)
+        samples = _samples(session, broker, queues, pause)
         if once:
-            _tell(session, next(looks))
+            _print_sample(session, next(samples))
         elif session.as_json or not session.out.is_terminal:
-            for look in looks:
-                _tell(session, look)
+            for sample in samples:
+                _print_sample(session, sample)
         else:
             with Live(console=session.out, auto_refresh=False) as live:
-                for look in looks:
-                    live.update(_drawn(look, session.out.width), refresh=True)
+                for sample in samples:
+                    live.update(_live_view(sample, session.out.width), refresh=True)
 
 
-def _looks(session: CommandContext, broker: Broker, names: list[str] | None, pause: float) -> Iterator[StatsSample]:
-    """One look after the other, for ever."""
-    look: StatsSample | None = None
+def _samples(session: CommandContext, broker: Broker, names: list[str] | None, pause: float) -> Iterator[StatsSample]:
+    """Take samples without end."""
+    sample: StatsSample | None = None
     while True:
         found = [broker.queue(name).stats() for name in names or [info.name for info in all_queues(broker)]]
-        look = StatsSample(SystemClock().read(), found, look)
-        yield look
+        sample = StatsSample(SystemClock().read(), found, sample)
+        yield sample
         Event().wait(pause)
         session.refresh()
 
 
-def _tell(session: CommandContext, look: StatsSample) -> None:
-    session.print_next_answer(look.document(), *_parts(look))
+def _print_sample(session: CommandContext, sample: StatsSample) -> None:
+    body = sample.table() if sample.queues else NO_QUEUES
+    session.print_next_answer(sample.document(), text_output.format_time(sample.wall), body, *sample.warnings)
 
 
-def _parts(look: StatsSample) -> list[text_output.TextTable | str]:
-    return [text_output.format_time(look.wall), look.table() if look.queues else "there are no queues", *look.warnings]
-
-
-def _drawn(look: StatsSample, width: int) -> Group:
-    body = terminal_text(look.table(), width) if look.queues else Text("there are no queues")
+def _live_view(sample: StatsSample, width: int) -> Group:
     return Group(
-        Text(f"{text_output.format_time(look.wall)}   Ctrl-C ends", style="dim"),
-        body,
-        *(Text(line, style="yellow") for line in look.warnings),
+        Text(f"{text_output.format_time(sample.wall)}   Ctrl-C ends", style="dim"),
+        sample.table().for_terminal(width) if sample.queues else Text(NO_QUEUES),
+        *(Text(line, style="yellow") for line in sample.warnings),
     )

@@ -1,7 +1,7 @@
 """Items from text: lines, JSON lines, CSV.
 
-Owns: how they are read, line by line, as they come. A source gives for each line its number and either the item or, as a text, what is
-wrong with it; so the caller decides whether to stop there. Nothing is kept but the line at hand.
+Owns: the readers of these formats. A reader gives for each line its number and the item, or a text that says what is
+wrong with the line, so that the caller decides whether to stop. Only the current chunk of the input is in memory.
 """
 
 import csv
@@ -22,7 +22,7 @@ from penstock.words.limits import MAX_PAYLOAD_BYTES, MIB
 CHUNK = 1 * MIB
 MAX_LINE_BYTES = MAX_PAYLOAD_BYTES + 4 * MIB
 QUIET = 0.1
-"""Seconds without input after which what has come so far is stored."""
+"""Seconds without input after which the items that were read are stored."""
 PAYLOAD_FORMATS = ("text", "json", "bytes")
 _BOM = b"\xef\xbb\xbf"
 _from_json: Any = msgspec.json.Decoder().decode
@@ -31,53 +31,55 @@ _to_json = msgspec.json.Encoder().encode
 NumberedItem: TypeAlias = tuple[int, NewItem | str]
 ItemFactory: TypeAlias = Callable[..., NewItem]
 RecordFields: TypeAlias = Mapping[str, str]
-"""Field of an item → the field (or column) of a record that gives it."""
+"""Field of an item → field (or column) of the record."""
 
 
 class BadLine(Exception):
-    """What is wrong with a line."""
+    """A line cannot become an item. The text completes "line 3 …"."""
 
 
 # -- lines -------------------------------------------------------------------------------------------
 
 
 class InputLines:
-    """The lines of a stream, without their ends, numbered from 1. Before it has to wait for more, it says so."""
+    r"""The lines of a stream without b"\n", numbered from 1. A b"\r" at the end of a line is kept.
+
+    on_pause: called before it waits for more input.
+    on_read: called with the number of bytes of each read.
+    """
 
     def __init__(
-        self, stream: BinaryIO, waits: Callable[[], None] = lambda: None, moved: Callable[[int], None] = lambda size: None
+        self, stream: BinaryIO, on_pause: Callable[[], None] = lambda: None, on_read: Callable[[int], None] = lambda size: None
     ) -> None:
         self.number = 0
         self._stream = stream
-        self._waits = waits
-        self._moved = moved
+        self._on_pause = on_pause
+        self._on_read = on_read
         self._handle = None if file_size(stream) is not None else _handle(stream)
 
     def __iter__(self) -> Iterator[bytes]:
         rest = b""
         while chunk := self._read():
-            self._moved(len(chunk))
+            self._on_read(len(chunk))
             *lines, rest = (rest + chunk).split(b"\n")
-            yield from map(self._numbered, lines)
+            yield from map(self._count, lines)
             if len(rest) > MAX_LINE_BYTES:
                 raise CommandFailed(f"line {self.number + 1} is longer than {MAX_LINE_BYTES // MIB} MiB; is this the right file?")
         if rest:
-            yield self._numbered(rest)
+            yield self._count(rest)
 
-    def _numbered(self, line: bytes) -> bytes:
+    def _count(self, line: bytes) -> bytes:
         self.number += 1
-        if self.number == 1:
-            line = line.removeprefix(_BOM)
-        return line.removesuffix(b"\r")
+        return line.removeprefix(_BOM) if self.number == 1 else line
 
     def _read(self) -> bytes:
         if self._handle is not None and not select.select([self._handle], [], [], QUIET)[0]:
-            self._waits()
-        return getattr(self._stream, "read1", self._stream.read)(CHUNK)  # what is there, not more
+            self._on_pause()
+        return getattr(self._stream, "read1", self._stream.read)(CHUNK)  # read1 does not wait for a full chunk
 
 
 def file_size(stream: BinaryIO) -> int | None:
-    """How much there is to read, when the stream is a file."""
+    """The size of a regular file; None for other streams."""
     handle = _handle(stream)
     found = None if handle is None else fstat(handle)
     return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
@@ -91,7 +93,7 @@ def _handle(stream: BinaryIO) -> int | None:
 
 
 def single_item(data: bytes, form: str, make: ItemFactory) -> NewItem:
-    """One item of all the data."""
+    """One item from the whole input; BadLine if it does not have this format."""
     if form == "json":
         try:
             _from_json(data)
@@ -108,17 +110,17 @@ def single_item(data: bytes, form: str, make: ItemFactory) -> NewItem:
 
 
 def line_items(source: InputLines, form: str, make: ItemFactory) -> Iterator[NumberedItem]:
-    """Each line an item; empty ones are passed over."""
+    """An item for each line that is not empty."""
     for line in source:
-        if line:
-            yield source.number, _tried(single_item, line, form, make)
+        if line := line.removesuffix(b"\r"):
+            yield source.number, _item_or_problem(single_item, line, form, make)
 
 
 def json_items(source: InputLines, fields: RecordFields, make: ItemFactory) -> Iterator[NumberedItem]:
-    """Each line a JSON value, stored as it is written."""
+    """An item for each line, which is a JSON value. The payload is the text of the line."""
     for line in source:
         if line.strip():
-            yield source.number, _tried(_json_line, line, fields, make)
+            yield source.number, _item_or_problem(_json_line, line, fields, make)
 
 
 def _json_line(line: bytes, fields: RecordFields, make: ItemFactory) -> NewItem:
@@ -130,7 +132,7 @@ def _json_line(line: bytes, fields: RecordFields, make: ItemFactory) -> NewItem:
 
 
 def _field(value: Any, path: str) -> str | None:
-    """What a field says, as a key or another name; `a.b` is the field b of the field a."""
+    """The text or number in a field, as text; `a.b` is the field b of the field a."""
     for name in [path] if isinstance(value, dict) and path in value else path.split("."):
         if not isinstance(value, dict) or name not in value:
             raise BadLine(f"has no field {path!r}")
@@ -148,7 +150,7 @@ def _field(value: Any, path: str) -> str | None:
 def csv_items(
     source: InputLines, fields: RecordFields, make: ItemFactory, delimiter: str = ",", columns: Sequence[str] = ()
 ) -> Iterator[NumberedItem]:
-    """Each row a JSON object of texts, named by the first row unless the columns are given. An empty cell names nothing."""
+    """An item for each row: a JSON object of texts, named by the first row or `columns`. An empty cell gives no key."""
     csv.field_size_limit(MAX_PAYLOAD_BYTES)
     reader = csv.reader((line.decode("utf-8", "surrogateescape") + "\n" for line in source), delimiter=delimiter, strict=True)
     header = list(columns) or _header(reader)
@@ -165,17 +167,17 @@ def csv_items(
         if row is None:
             return
         if row:
-            yield number, _tried(_row, row, header, fields, make)
+            yield number, _item_or_problem(_row, row, header, fields, make)
 
 
 def _header(reader: "Iterator[list[str]]") -> list[str]:
     try:
         found = next((row for row in reader if row), [])
     except csv.Error as error:
-        raise CommandFailed(f"the first row is not CSV ({error}); mend it, or choose another --delimiter") from None
-    double = next((name for place, name in enumerate(found) if name in found[:place]), None)
+        raise CommandFailed(f"the first row is not CSV ({error}); fix it, or give another --delimiter") from None
+    double = next((name for index, name in enumerate(found) if name in found[:index]), None)
     if double is not None:
-        raise CommandFailed(f"the first row names the column {double!r} twice; mend it, or give the names with --columns")
+        raise CommandFailed(f"the first row names the column {double!r} twice; fix it, or give the names with --columns")
     return found
 
 
@@ -187,7 +189,7 @@ def _check_columns(header: Sequence[str], fields: RecordFields) -> None:
 
 def _row(row: Sequence[str], header: Sequence[str], fields: RecordFields, make: ItemFactory) -> NewItem:
     if len(row) != len(header):
-        raise BadLine(f"has {len(row)} cells, and there are {len(header)} columns")
+        raise BadLine(f"has {len(row)} cells for {len(header)} columns")
     record = dict(zip(header, row, strict=True))
     try:
         payload = _to_json(record)
@@ -196,8 +198,8 @@ def _row(row: Sequence[str], header: Sequence[str], fields: RecordFields, make: 
     return make(payload, encoding=values.JSON, **{name: record[column] or None for name, column in fields.items()})
 
 
-def _tried(read: Callable[..., NewItem], *args: Any) -> NewItem | str:
+def _item_or_problem(parse: Callable[..., NewItem], *args: Any) -> NewItem | str:
     try:
-        return read(*args)
+        return parse(*args)
     except BadLine as error:
         return str(error)

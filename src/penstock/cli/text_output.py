@@ -1,9 +1,9 @@
-"""How answers are shown: as text to people, as JSON documents (`--json`) to programs.
+"""The text and JSON forms of answers.
 
-Owns: how numbers, sizes, spans, times and payloads are written, and `Table`. Characters that are not printable are escaped, so that no
-answer can control a terminal.
-Owns also the form of items, queues and times in JSON, whose fields scripts rely on. Bytes that are not UTF-8 are given in base64, under
-their name with `_base64` appended.
+Owns: the text forms of numbers, sizes, durations, times and payloads, and `TextTable`. Characters that are not
+printable are escaped, so that no answer can control a terminal.
+Owns also the JSON form (`--json`) of items, queues and times, whose fields scripts rely on. Bytes that are not UTF-8
+are given in base64, under their name with `_base64` appended.
 """
 
 from base64 import b64encode
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from rich.cells import cell_len, set_cell_size
+from rich.text import Text
 
 from penstock.api.arguments import ListedItem
 from penstock.api.items import Item
@@ -27,18 +28,18 @@ from penstock.words.origin import Origin
 
 NO_VALUE = "–"
 GAP = "  "
-SHORTEST = 8
+MIN_COLUMN_WIDTH = 8
 """No column is cut to less."""
 _STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES = ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 class TextTable:
-    """Rows under headings.
+    """A table of text.
 
-    right: the columns of numbers.
-    whole: those that are never cut, however narrow the terminal.
-    spare: those that are left out of a terminal that is too narrow for them, the first one first.
+    right: the columns that are aligned to the right, as numbers are.
+    uncut: the columns that are never shortened.
+    optional: the columns that are dropped, in this order, when the terminal is too narrow.
     """
 
     def __init__(
@@ -57,34 +58,40 @@ class TextTable:
         self.optional = optional
 
     def lines(self, width: int | None = None) -> list[str]:
-        """Columns side by side, the headings first. With a width, long texts are cut so that a row fits into it, as far as that can be."""
+        """The headings and the rows. With a width, columns are shortened and dropped until a row fits, if possible."""
         widths = [max(map(cell_len, column)) for column in zip(self.headings, *self.rows, strict=True)]
         if width is not None and not self._shrink(widths, width) and self.optional:
             return self._without(self.optional[0]).lines(width)
         return [self._line(row, widths) for row in [self.headings, *self.rows]]
 
     def _without(self, heading: str) -> "TextTable":
-        at = self.headings.index(heading)
-        rows = [row[:at] + row[at + 1 :] for row in self.rows]
-        headings = self.headings[:at] + self.headings[at + 1 :]
+        index = self.headings.index(heading)
+        rows = [row[:index] + row[index + 1 :] for row in self.rows]
+        headings = self.headings[:index] + self.headings[index + 1 :]
         return TextTable(headings, rows, right=self.right, uncut=self.uncut, optional=self.optional[1:])
 
     def plain(self) -> str:
-        """For a file or a pipe: nothing is cut."""
+        """The table for a file or a pipe: nothing is shortened."""
         heading, *rows = self.lines()
         return "\n".join([heading.upper(), *rows])
 
+    def for_terminal(self, width: int) -> Text:
+        """The table for a terminal of this width."""
+        heading, *rows = self.lines(width)
+        return Text("\n").join([Text(heading, style="bold"), *map(Text, rows)])
+
     def _shrink(self, widths: list[int], width: int) -> bool:
-        """Take from the widest column that may be cut, until the row fits; whether it does."""
+        """Shorten the widest columns that may be cut until the row fits. Gives whether it fits."""
         floors = [
-            found if heading in self.uncut else max(SHORTEST, len(heading)) for heading, found in zip(self.headings, widths, strict=True)
+            found if heading in self.uncut else max(MIN_COLUMN_WIDTH, len(heading))
+            for heading, found in zip(self.headings, widths, strict=True)
         ]
         excess = sum(widths) + len(GAP) * (len(widths) - 1) - width
         while excess > 0:
-            place = max(range(len(widths)), key=lambda at: widths[at] if widths[at] > floors[at] else 0)
-            if widths[place] <= floors[place]:
+            widest = max(range(len(widths)), key=lambda index: widths[index] if widths[index] > floors[index] else 0)
+            if widths[widest] <= floors[widest]:
                 return False
-            widths[place] -= 1
+            widths[widest] -= 1
             excess -= 1
         return True
 
@@ -98,17 +105,17 @@ class TextTable:
 
 
 def format_pairs(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and values, one below the other; those without a value are left out."""
+    """One line for each name and value; pairs with an empty value are omitted."""
     given = [(name, printable(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in given), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in given)
 
 
-# -- words -------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------
 
 
 def printable(text: str) -> str:
-    """The text with everything escaped that is not a printable character."""
+    """The text with all characters escaped that are not printable."""
     return text if text.isprintable() else "".join(one if one.isprintable() else _escaped(one) for one in text)
 
 
@@ -138,7 +145,7 @@ def format_size(value: int | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """The two largest parts of a length of time: "1d 2h", "5m", "0.25s"."""
+    """The two largest units of a duration: "1d 2h", "5m", "0.25s"."""
     if seconds is None:
         return NO_VALUE
     if seconds < 10 and seconds != int(seconds):
@@ -155,12 +162,12 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_time(moment: datetime | None) -> str:
-    """Local time."""
+    """A time in the local time zone."""
     return NO_VALUE if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_payload(item: Item) -> str:
-    """A payload as text where it is text, else its length."""
+    """A payload as text if it is UTF-8, else its length."""
     try:
         return printable(item.payload.decode())
     except UnicodeDecodeError:
@@ -173,7 +180,7 @@ Document = dict[str, Any]
 
 
 def _textual(name: str, data: bytes | None) -> Document:
-    """Bytes under a name: as text if they are UTF-8."""
+    """A field with bytes: as text if they are UTF-8, else in base64."""
     if data is None:
         return {name: None}
     try:
@@ -198,19 +205,19 @@ def _headers(given: Mapping[str, str | bytes]) -> Document:
 
 
 def item_document(given: Item) -> Document:
-    """An item; what it does not have is left out, but its key."""
+    """An item. Optional fields without a value are omitted, except the key."""
     found: Document = {"id": given.id, **_textual("key", given.key_bytes), **_payload_document(given)}
     found |= {"attempts": given.attempts, "priority": given.priority, "produced_at": _moment(given.produced_at)}
     return found | {name: write(value) for name, write in _OPTIONAL if (value := getattr(given, name)) not in (None, {})}
 
 
 def _payload_document(given: Item) -> Document:
-    """The payload as text, and for JSON the value besides."""
+    """The payload as text, and for a JSON payload also its value."""
     found = _textual("payload", given.payload)
     if given.encoding == values.JSON:
         try:
             found["value"] = given.value
-        except InvalidRequest:  # it only claims to be JSON
+        except InvalidRequest:  # the payload is not JSON, although its encoding is
             found["value"] = None
     return found
 
@@ -229,7 +236,7 @@ def _origin_document(given: Origin) -> Document:
     return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
 
 
-_SAID_OF_ALL = ("id", "key", "payload", "attempts", "priority", "produced_at")
+_REQUIRED = ("id", "key", "payload", "attempts", "priority", "produced_at")
 _WRITE: dict[FieldType, Callable[[Any], Any]] = {
     FieldType.INSTANT: _moment,
     FieldType.HEADERS: _headers,
@@ -239,8 +246,8 @@ _OPTIONAL = [
     (field.name, _WRITE.get(field.type, lambda value: value))
     for field in sorted(
         fields_on(Surface.SHOWN), key=lambda field: field.type in (FieldType.HEADERS, FieldType.ORIGIN)
-    )  # what has parts comes last
-    if field.name not in _SAID_OF_ALL
+    )  # nested values come last
+    if field.name not in _REQUIRED
 ]
 
 
@@ -254,7 +261,7 @@ def stats_document(given: QueueStats) -> Document:
 
 
 def event_document(given: ItemEvent) -> Document:
-    """What happened to an item; what there is not to say is left out."""
+    """An event of an item, without its empty fields."""
     found = {name: value for name, value in msgspec.structs.asdict(given).items() if value}
     return {**found, "at": iso_time(given.at)}
 

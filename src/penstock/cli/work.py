@@ -1,7 +1,7 @@
-"""`penstock work module:function`: a worker without a line of code around it.
+"""`penstock work module:function`: run a worker from the command line.
 
-Owns: the command. The function is imported as Python would from the current directory. What fails is told on stderr as it happens; the
-answer, once the worker has drained, is what it did.
+Owns: the command. The function is imported with the current directory on the path. Failures are printed to stderr when
+they happen; the answer, printed when the worker has drained, is its counts.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
 from threading import Event, Thread
 from typing import Annotated, Any
 
@@ -26,41 +26,43 @@ from penstock.words.errors import PenstockError
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import AnyQueue, Worker
 
-LOOK = 0.2
-"""Seconds between looks at the queues, or at what was done."""
+POLL_SECONDS = 0.2
+"""The time between two readings of the worker's counts, or of the queues' depths."""
+
+group = typer.Typer()
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "work")(work)
-
-
+@command(group, "work")
 def work(
     session: CommandContext,
-    target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What is called with each item; sync or async.")],
+    target: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="The function to call with each item; sync or async.")],
     queue: Annotated[
         list[str],
-        typer.Option("--queue", "-q", metavar="NAME[=WEIGHT]", help="Where items come from; may be repeated.", autocompletion=queue_names),
+        typer.Option("--queue", "-q", metavar="NAME[=WEIGHT]", help="A queue to lease from; may be repeated.", autocompletion=queue_names),
     ],
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", metavar="N", help="Items at once (1).", show_default=False)
+        int | None,
+        typer.Option("--concurrency", "-c", metavar="N", help="How many handlers run at once.  [default: 1]", show_default=False),
     ] = None,
-    processes: Annotated[int, typer.Option(metavar="N", help="Handle items in so many processes instead.")] = 0,
+    processes: Annotated[int, typer.Option(metavar="N", help="Run handlers in this many processes instead of threads.")] = 0,
     per_partition: Annotated[
-        int | None, typer.Option(metavar="N", help="At most so many at once of a partition.", show_default=False)
+        int | None, typer.Option(metavar="N", help="How many handlers run at once for one partition.", show_default=False)
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Call the function with lists of up to so many items.")] = 0,
-    handler_timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="An item may take so long.", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(metavar="N", help="Call the function with lists of up to this many items.")] = 0,
+    handler_timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a handler may run.", show_default=False)] = None,
     lease_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="As the queue says unless given.", show_default=False)
+        str | None, typer.Option(metavar="DURATION", help="The duration of leases.  [default: the queue's]", show_default=False)
     ] = None,
-    rate: Annotated[float | None, typer.Option(metavar="N", help="Items a second, of each queue.", show_default=False)] = None,
-    retry_delay: Annotated[str, typer.Option(metavar="DURATION", help="Before the second attempt; doubled each time.")] = "1s",
-    retry_most: Annotated[str, typer.Option(metavar="DURATION", help="But never longer than this.")] = "10m",
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Who works; host and process unless given.", show_default=False)] = None,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when nothing is left, scheduled items included.")] = False,
-    traces: Annotated[bool, typer.Option("--traces", help="Show where a function failed, not only that it did.")] = False,
+    rate: Annotated[float | None, typer.Option(metavar="N", help="The most items per second of each queue.", show_default=False)] = None,
+    retry_delay: Annotated[str, typer.Option(metavar="DURATION", help="The wait before the second attempt; doubled each time.")] = "1s",
+    retry_most: Annotated[str, typer.Option(metavar="DURATION", help="The longest wait before an attempt.")] = "10m",
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the consumer.  [default: host and process id]", show_default=False)
+    ] = None,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no unresolved item is left.")] = False,
+    traces: Annotated[bool, typer.Option("--traces", help="Print the traceback of each failure.")] = False,
 ) -> None:
-    """Handle items with a Python function, until a signal (Ctrl-C, SIGTERM) lets it drain; a second one stops it at once."""
+    """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it."""
     weights = option_values.parse_weights(queue, "--queue")
     policy = RetryPolicy(
         base=option_values.parse_duration(retry_delay, "--retry-delay"), most=option_values.parse_duration(retry_most, "--retry-most")
@@ -80,18 +82,18 @@ def work(
     with session.broker() as broker:
         queues: dict[AnyQueue, int] = {broker.queue(one): weight for one, weight in weights.items()}
         worker = Worker(queues, handler, **options)
-        with ExitStack() as beside:
-            beside.enter_context(_watched(session, worker))
-            beside.enter_context(_told(session, traces))
+        with ExitStack() as stack:
+            stack.enter_context(_status_line(session, worker))
+            stack.enter_context(_log_to_stderr(session, traces))
             if session.as_json:
-                beside.enter_context(_stdout_kept())
+                stack.enter_context(_stdout_to_stderr())
             if until_empty:
-                beside.enter_context(_ended_when_empty(worker, [broker.queue(one) for one in weights]))
+                stack.enter_context(_stop_when_empty(worker, [broker.queue(one) for one in weights]))
             worker.run()
     done = worker.stats()
-    words = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
-    told = ", ".join(f"{count:,} {word}" for count, word in words if count) or "nothing was done"
-    session.print_answer(msgspec.to_builtins(done), told)
+    counts = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
+    text = ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing was done"
+    session.print_answer(msgspec.to_builtins(done), text)
 
 
 def import_function(target: str) -> Callable[..., Any]:
@@ -106,7 +108,7 @@ def import_function(target: str) -> Callable[..., Any]:
     for part in path.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise CommandFailed(f"module {module_name!r} has no {path!r}; mend the name", NOT_FOUND)
+            raise CommandFailed(f"module {module_name!r} has no {path!r}; fix the name", NOT_FOUND)
     if not callable(found) or isinstance(found, Worker):
         raise CommandFailed(f"{target!r} is {type(found).__name__}; name a function of an item")
     return found  # type: ignore[no-any-return]
@@ -117,14 +119,14 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise CommandFailed(f"there is no module {error.name!r} here; mend the name, or run this where it lies", NOT_FOUND) from None
+            raise CommandFailed(f"there is no module {error.name!r} here; fix the name, or run this in its directory", NOT_FOUND) from None
         raise CommandFailed(f"module {name!r} cannot be imported: there is no module {error.name!r}; install it", NOT_FOUND) from None
     except Exception as error:
-        raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; mend it") from None
+        raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; fix the module") from None
 
 
 class StderrLogHandler(logging.Handler):
-    """What the worker has to say, as notes of a line each; with the traces of what handlers raised, if they are wanted."""
+    """Prints each log record as a line on stderr; with `traces`, also its traceback."""
 
     def __init__(self, session: CommandContext, traces: bool) -> None:
         super().__init__()
@@ -137,12 +139,12 @@ class StderrLogHandler(logging.Handler):
             self._session.err.print(Text(self._traces.formatException(record.exc_info)))
 
 
-# -- beside the worker -------------------------------------------------------------------------------
+# -- while the worker runs ---------------------------------------------------------------------------
 
 
 @contextmanager
-def _stdout_kept() -> Iterator[None]:
-    """What handlers print goes to stderr, also what child processes do: stdout is for the one document."""
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send the output of handlers and child processes to stderr: with --json, stdout is for the document only."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -156,26 +158,26 @@ def _stdout_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _told(session: CommandContext, traces: bool) -> Iterator[None]:
-    """Unless the program says itself where its log goes."""
-    log, told = logging.getLogger("penstock"), StderrLogHandler(session, traces)
+def _log_to_stderr(session: CommandContext, traces: bool) -> Iterator[None]:
+    """Print the log of the worker to stderr, unless the handler's module has configured logging."""
+    log, handler = logging.getLogger("penstock"), StderrLogHandler(session, traces)
     if log.hasHandlers():
         yield
         return
-    log.addHandler(told)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(told)
+        log.removeHandler(handler)
 
 
 @contextmanager
 def _repeated(action: Callable[[], None]) -> Iterator[None]:
-    """Do something every now and then while the worker works."""
+    """Call a function every POLL_SECONDS in a thread."""
     ended = Event()
 
     def run() -> None:
-        while not ended.wait(LOOK):
+        while not ended.wait(POLL_SECONDS):
             action()
 
     thread = Thread(target=run, daemon=True, name="penstock cli")
@@ -188,26 +190,24 @@ def _repeated(action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(session: CommandContext, worker: Worker) -> Iterator[None]:
-    """On a terminal, a line that says what was done so far."""
+def _status_line(session: CommandContext, worker: Worker) -> Iterator[None]:
+    """On a terminal, a line with the counts of the worker."""
     if not session.err.is_terminal or session.as_json:
         yield
         return
-    with session.err.status(Text("waiting for items; Ctrl-C ends")) as status, _repeated(lambda: status.update(_line(worker))):
+    with session.err.status(Text("waiting for items; Ctrl-C ends")) as status, _repeated(lambda: status.update(_counts(worker))):
         yield
 
 
-def _line(worker: Worker) -> Text:
+def _counts(worker: Worker) -> Text:
     done = worker.stats()
-    return Text(f"{done.handled:,} done ({done.per_second:,.0f}/s), {done.failed:,} failed, {done.in_hand:,} in hand; Ctrl-C ends")
+    return Text(f"{done.handled:,} done ({done.per_second:,.0f}/s), {done.failed:,} failed, {done.in_hand:,} leased; Ctrl-C ends")
 
 
-def _ended_when_empty(worker: Worker, queues: Sequence[Queue]) -> AbstractContextManager[None]:
-    def look() -> None:
-        try:
+def _stop_when_empty(worker: Worker, queues: Sequence[Queue]) -> AbstractContextManager[None]:
+    def check() -> None:
+        with suppress(PenstockError):  # the worker fails with the same error
             if not any(queue.stats().depth for queue in queues):
                 worker.stop()
-        except PenstockError:  # the worker will say so
-            pass
 
-    return _repeated(look)
+    return _repeated(check)

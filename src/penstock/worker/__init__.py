@@ -1,1 +1,1 @@
-"""Workers: they lease items of queues and run handlers on them. `Worker` is in worker.py; run.py shows how the parts fit together."""
+"""Workers lease items from queues and run handlers on them. `Worker` is in worker.py; run.py connects its parts."""

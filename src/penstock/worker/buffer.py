@@ -1,15 +1,15 @@
-"""Leased items that wait for a handler.
+"""The buffer of leased items that wait for a handler.
 
-Owns: `SourceQueue` (a queue of the worker), `WorkerLease` (a lease that the worker holds) and the buffers of leased items.
-A worker reaches its broker only through `SourceQueue`.
+Owns: `SourceQueue` (a queue of the worker), `WorkerLease` (a lease that the worker holds) and the buffers of leased
+items. A worker reaches its broker only through `SourceQueue`.
 
-Leases: the broker extends a lease on its own as long as the worker keeps it. A handler cannot prevent that, not even by holding the
-interpreter. Once `keep` has returned True, no other consumer gets the items before `let_go`.
+Leases: after `WorkerLease.keep` the broker extends the lease until `stop_extending`. A handler cannot prevent that, not
+even by holding the interpreter. If `keep` returned True, no other consumer gets the items before `stop_extending`.
 
-Buffers: `PlainBuffer` serves one queue; it is a deque and needs no lock. `SharedBuffer` serves several queues, or one with a limit per
-partition, under a lock. It gives the next item from the queue that occupies the fewest handlers for its weight; among equals, from the
-queue that was served least for its weight. So each queue has its share of the handlers while all have items, and an idle queue's share
-goes to the others.
+Buffers: `PlainBuffer` is for one queue; it is a deque and needs no lock. `SharedBuffer` is for several queues, or for a
+limit per partition; it has a lock. It gives the next item from the queue that occupies the fewest handlers for its
+weight; if several do, from the queue that was given the fewest items for its weight. So each queue has its share of the
+handlers while all queues have items, and the share of an idle queue goes to the other queues.
 """
 
 import threading
@@ -26,7 +26,7 @@ from penstock.words.errors import PenstockError, Refused
 
 
 class SourceQueue:
-    """A queue that the worker leases from, and the home that executes its operations."""
+    """A queue that the worker leases from, and the home that answers its operations."""
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue
@@ -35,26 +35,26 @@ class SourceQueue:
         self.home = queue.home
 
     def now(self) -> int:
-        """Elapsed microseconds."""
+        """The monotonic clock of the home, in microseconds."""
         elapsed: int = self.home.clock.read().elapsed
         return elapsed
 
     # -- leasing -------------------------------------------------------------------------------------
 
     def lease(self, operation: LeaseItems) -> list[LeaseResult]:
-        """Lease, and wait for the answer in this thread."""
-        handed: list[LeaseResult] = self.home.call(operation)
-        return handed
+        """Lease items and wait for the answer in this thread."""
+        results: list[LeaseResult] = self.home.call(operation)
+        return results
 
     def submit(self, operation: LeaseItems | SettleItems, done: AnswerCallback) -> Cancel:
-        """Start the operation; `done` is called with the answer or the error. Gives the function that cancels it."""
+        """Start an operation; `done` is called with the answer or the error. Gives a function that cancels it."""
         cancel: Cancel = self.home.submit(operation, done)
         return cancel
 
     # -- settling ------------------------------------------------------------------------------------
 
     def settle(self, operation: SettleItems) -> list[Settled | Refused]:
-        """Settle, and give one answer for each part. An error of the whole operation is given as the answer of every part."""
+        """Settle items. Gives one answer per part; an error of the whole operation becomes the answer of every part."""
         try:
             answer: list[Settled | Refused] = self.home.call(operation)
         except PenstockError as error:
@@ -65,7 +65,7 @@ class SourceQueue:
         self.home.call(ReportProgress(queue=self.incarnation, partition=partition, lease=lease, offset=offset, text=text))
 
     def find_incarnation(self, name: str) -> int:
-        """The incarnation of the queue of that name."""
+        """The incarnation of the queue of this name."""
         found: int = self.home.call(FindQueue(name=name)).incarnation
         return found
 
@@ -74,7 +74,7 @@ class SourceQueue:
 
 
 class WorkerLease:
-    """A lease that the worker holds: items that one partition gave in one answer."""
+    """A lease that the worker holds: the items that one partition granted in one answer."""
 
     __slots__ = (
         "_safe_until",
@@ -88,23 +88,26 @@ class WorkerLease:
         "unsettled",
     )
 
-    def __init__(self, source: SourceQueue, settler: Any, handed: LeaseResult, asked_at: int) -> None:
+    def __init__(self, source: SourceQueue, settler: Any, result: LeaseResult, asked_at: int) -> None:
         self.source = source
         self.settler = settler
         """The Settler of its items."""
-        self.partition = handed.partition
-        self.number = handed.granted.lease
-        self._safe_until = asked_at + round(handed.seconds * SECOND)
-        self.unsettled = handed.granted.count
-        """Items that are not settled yet. Only the settler changes it."""
+        self.partition = result.partition
+        self.number = result.granted.lease
+        self._safe_until = asked_at + round(result.seconds * SECOND)
+        self.unsettled = result.granted.count
+        """How many items are not settled yet. Only the settler changes it."""
         self.has_abandoned_items = False
-        """The worker has given up some items without settling them. The others must be settled by their offsets, not as a whole lease."""
+        """Some items will never be settled. The others must be settled by their offsets, not as a whole lease."""
         self.first_completed_at = 0
         """When the first of its completed but unsettled items was completed."""
-        self.keyed = any(part.batch.key_ids is not None for part in handed.items)
+        self.keyed = any(part.batch.key_ids is not None for part in result.items)
 
     def keep(self) -> bool:
-        """Have the broker extend the lease from now on. False if it had ended before, which happens when this process was suspended."""
+        """Make the broker extend the lease from now on.
+
+        False if the lease had already ended, for example because this process was suspended.
+        """
         source = self.source
         source.home.keep(source.incarnation, self.partition, self.number)
         if source.now() < self._safe_until:
@@ -112,12 +115,12 @@ class WorkerLease:
         (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))
         return isinstance(answer, Settled)
 
-    def let_go(self) -> None:
-        """Stop extending the lease."""
+    def stop_extending(self) -> None:
+        """Let the broker stop extending the lease."""
         self.source.home.let_go(self.source.incarnation, self.partition, self.number)
 
     def __repr__(self) -> str:
-        return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.unsettled} left)"
+        return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.unsettled} unsettled)"
 
 
 LeasedItem: TypeAlias = tuple[WorkerLease, Item]
@@ -131,36 +134,36 @@ class ItemBuffer(Protocol):
     """A buffer of leased items: `PlainBuffer` or `SharedBuffer`."""
 
     counts_handlers: bool
-    """Whether `finished` must be called for every item that was taken."""
+    """Whether `handler_ended` must be called for every item that was taken."""
 
     def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None: ...
     def take(self) -> LeasedItem:
-        """The next item; IndexError when there is none that may be handled now."""
+        """Remove and give the next item; IndexError if no item may be handled now."""
 
     def take_many(self, most: int) -> list[LeasedItem]:
-        """One to `most` items of the same queue; IndexError when there is none."""
+        """Remove and give 1 to `most` items of one queue; IndexError if no item may be handled now."""
 
     def put_back(self, pairs: Sequence[LeasedItem]) -> None:
-        """Put items that were taken but not handled back in front."""
+        """Put items that were taken but not handled at the front."""
 
     def handler_ended(self, pair: LeasedItem) -> None:
-        """The handler of an item has ended."""
+        """Count that the handler of an item has ended."""
 
     def remove(self, lease: WorkerLease) -> list[LeasedItem]:
-        """Take out the items of a lease."""
+        """Remove and give the items of a lease."""
 
     def clear(self) -> list[LeasedItem]:
-        """Take out all items."""
+        """Remove and give all items."""
 
     def count(self, source: SourceQueue) -> int:
-        """How many items of a queue wait."""
+        """How many items of a queue are in the buffer."""
 
     def in_handlers(self, source: SourceQueue) -> int:
-        """How many items of a queue are with handlers; 0 if this buffer does not count."""
+        """How many items of a queue are in handlers; 0 if this buffer does not count them."""
 
     @property
     def has_next(self) -> bool:
-        """Whether `take` would give an item."""
+        """Whether `take` would give an item now."""
 
     def __len__(self) -> int: ...
 
@@ -220,16 +223,19 @@ class PlainBuffer:
 
 
 class _QueueBuffer:
-    """The waiting items of one queue in a SharedBuffer, by partition if there is a limit per partition."""
+    """The items of one queue in a SharedBuffer, by partition if there is a limit per partition."""
 
     def __init__(self, weight: int, per_partition: int) -> None:
         self.weight = weight
         self.limit = per_partition
         self.taken = 0
+        """Items in handlers."""
         self.served = 0
+        """All items given to handlers so far; raised after an idle time (`_catch_up`)."""
         self.count = 0
         self._parts: dict[int, deque[LeasedItem]] = {}
         self._busy: dict[int, int] = {}
+        """Partition → its items in handlers."""
         self._open: dict[int, None] = {}
         """Partitions whose next item may be handled now, in the order in which they are served."""
 
@@ -257,11 +263,11 @@ class _QueueBuffer:
         return pair
 
     def put_back(self, pair: LeasedItem) -> None:
-        self.finished(pair)
+        self.handler_ended(pair)
         self.served -= 1
         self.put([pair], first=True)
 
-    def finished(self, pair: LeasedItem) -> None:
+    def handler_ended(self, pair: LeasedItem) -> None:
         number = pair[0].partition if self.limit else 0
         self.taken -= 1
         self._busy[number] -= 1
@@ -280,7 +286,7 @@ class _QueueBuffer:
 
 
 class SharedBuffer:
-    """The items of several queues, or of one with a limit per partition."""
+    """The items of several queues, or of one queue with a limit per partition."""
 
     counts_handlers = True
 
@@ -296,7 +302,7 @@ class SharedBuffer:
             queue.put(pairs)
 
     def _catch_up(self, queue: _QueueBuffer) -> None:
-        """A queue that was idle gets no more than its share afterwards."""
+        """Raise `served` of a queue that was idle, so that it gets no more than its share from now on."""
         others = [other.served / other.weight for other in self._queues.values() if other.count or other.taken]
         queue.served = max(queue.served, round(min(others, default=0) * queue.weight))
 
@@ -325,7 +331,7 @@ class SharedBuffer:
 
     def handler_ended(self, pair: LeasedItem) -> None:
         with self._lock:
-            self._queues[pair[0].source].finished(pair)
+            self._queues[pair[0].source].handler_ended(pair)
 
     def remove(self, lease: WorkerLease) -> list[LeasedItem]:
         with self._lock:

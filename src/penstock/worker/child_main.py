@@ -1,13 +1,16 @@
-"""A child process of a worker: it runs handlers on the items that it is sent, until its parent closes the connection.
+"""The child process of a worker: it runs handlers on the items that it receives, until its parent closes the link.
 
-Owns: `main`, the messages between parent and child, and `CurrentCall`: two numbers in shared memory from which the parent knows what
-the child is doing even if it dies. Calls of handlers are numbered, and a child makes them in order.
+Owns: `main`, the messages between parent and child, and `CurrentCall`: two numbers in shared memory that tell the
+parent which call the child is running, even after the child exited. Calls of handlers are numbered; a child runs them
+in ascending order.
 
-    parent → child:  (number of the first call, list of CallItems): each item is one call; with batch handlers all items are one call
-    child → parent:  ChildReady once; CallResult when a call did not simply succeed; CallProgress; CallsDone when a message is done
+    parent → child:  (number of the first call, list of CallItems): each item is one call; a batch is one call
+    child → parent:  ChildReady once; CallResult if a call failed or made follow-ups; CallProgress; CallsDone after the
+                     last call of a message
 
-A child has no broker: it leases nothing and settles nothing. It ignores the signals that end a worker, which are for its parent. It does
-not outlive its parent: on Linux the system kills it, elsewhere a thread ends it as soon as the interpreter runs that thread.
+A child has no broker: it leases and settles nothing. It ignores SIGINT and SIGTERM, which are for its parent. It does
+not outlive its parent: on Linux the system kills it, elsewhere a thread ends it as soon as the interpreter runs that
+thread.
 """
 
 import asyncio
@@ -32,11 +35,11 @@ from penstock.words.clock import SystemClock
 from penstock.words.ids import Token, format_token
 from penstock.words.values import Value
 from penstock.worker.context import Context
-from penstock.worker.handlers import Handler, HandlerInvoker, Handlers
+from penstock.worker.handlers import HandlerInvoker, Handlers
 from penstock.worker.outcomes import COMPLETED, Bury, Outcome, Retry, Snooze
 from penstock.worker.settings import Settings
 
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_PR_SET_PDEATHSIG = 1
 
 
 # -- messages ----------------------------------------------------------------------------------------
@@ -47,7 +50,7 @@ class CallItems(NamedTuple):
 
     queue: str
     token: Token
-    """Of the first item; the others have the following offsets."""
+    """The token of the first item; the other items have the following offsets."""
     batch: Batch
     produced_at: int
     attempts: list[int]
@@ -69,19 +72,19 @@ class CallResult(NamedTuple):
     number: int
     outcomes: list[Outcome]
     errors: dict[str, str]
-    """By the id of an item that failed: the traceback, or "" if the handler raised Retry, Bury or Snooze."""
+    """Id of a failed item → its traceback, or "" if the handler raised Retry, Bury or Snooze."""
     follow_ups: list[NewItem | Value]
 
 
 class CallProgress(NamedTuple):
-    """What a handler reported of its progress."""
+    """A progress report of a handler."""
 
     number: int
     text: str
 
 
 class CallsDone(NamedTuple):
-    """All calls before this one have been made."""
+    """All calls before this number have ended."""
 
     number: int
 
@@ -90,7 +93,7 @@ ChildMessage = ChildReady | CallResult | CallProgress | CallsDone
 
 
 class CurrentCall:
-    """The call that a child is running: written by the child, read by its parent."""
+    """The call that a child is running. The child writes it, its parent reads it."""
 
     def __init__(self, context: SpawnContext) -> None:
         self._numbers: Any = context.RawArray(c_longlong, 2)
@@ -98,13 +101,13 @@ class CurrentCall:
 
     @property
     def number(self) -> int:
-        """The number of the call that began last; -1 before the first."""
+        """The number of the call that started last; -1 before the first call."""
         number: int = self._numbers[0]
         return number
 
     @property
     def deadline(self) -> int:
-        """When that call runs too long; 0 is never."""
+        """When that call has run too long; 0 is never."""
         number: int = self._numbers[1]
         return number
 
@@ -125,10 +128,10 @@ def main(link: Connection, current: CurrentCall, handlers: bytes, settings: Sett
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent()
-    found: Handlers = pickle.loads(handlers)
+    loaded: Handlers = pickle.loads(handlers)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         link.send(ChildReady())
-        ChildExecutor(link, current, found, settings).work()
+        ChildExecutor(link, current, loaded, settings).work()
 
 
 def _end_with_parent() -> None:
@@ -137,7 +140,7 @@ def _end_with_parent() -> None:
         return
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_exit_with_parent, args=(parent.sentinel,), name="penstock parent", daemon=True).start()
 
 
@@ -147,7 +150,7 @@ def _exit_with_parent(sentinel: int) -> None:
 
 
 class ChildExecutor:
-    """Makes the calls that the parent sends."""
+    """Runs the calls that the parent sends."""
 
     def __init__(self, link: Connection, current: CurrentCall, handlers: Handlers, settings: Settings) -> None:
         clock = SystemClock()
@@ -155,11 +158,11 @@ class ChildExecutor:
         self._current = current
         self._handlers = handlers
         self._batch = bool(settings.batch)
-        self._caller = _ChildCaller(handlers, settings, lambda: clock.read().elapsed)
+        self._invoker = _ChildInvoker(handlers, settings, lambda: clock.read().elapsed)
         self._backend = _ChildBackend(self, lambda: clock.read().elapsed)
         self._runner: asyncio.Runner | None = None
         self._number = 0
-        self._sending = threading.Lock()  # a handler may have threads of its own
+        self._sending = threading.Lock()  # a handler may report progress from several threads
 
     def work(self) -> None:
         while True:
@@ -170,29 +173,29 @@ class ChildExecutor:
             self._send(CallsDone(number))
 
     def _contexts(self, message: list[CallItems]) -> list[Context]:
-        given = [(items, item) for items in message for item in items.items()]
+        pairs = [(items, item) for items in message for item in items.items()]
         if self._batch:
-            return [Context(self._backend, given[0][0].queue, given[0][0].token, [item for _, item in given])]
-        return [Context(self._backend, items.queue, items.token, [item]) for items, item in given]
+            return [Context(self._backend, pairs[0][0].queue, pairs[0][0].token, [item for _, item in pairs])]
+        return [Context(self._backend, items.queue, items.token, [item]) for items, item in pairs]
 
     def _call(self, number: int, context: Context) -> None:
         handler = self._handlers.find(context.item.kind)
         assert handler is not None
         self._number = number
-        self._caller.errors = {}
-        self._caller.begin(context)
+        self._invoker.errors = {}
+        self._invoker.begin(context)
         self._current.begin(number, context.deadline)
         try:
-            result = handler(self._caller.handler_argument(context), context)
+            result = handler(self._invoker.handler_argument(context), context)
             if handler.is_async:
                 result = self._wait_for(result)
         except BaseException as error:
-            outcomes = self._caller.end(context, error=error)
+            outcomes = self._invoker.end(context, error=error)
         else:
-            outcomes = self._caller.end(context, result)
+            outcomes = self._invoker.end(context, result)
         assert outcomes is not None
         if context.follow_ups or any(outcome is not COMPLETED for outcome in outcomes):
-            self._send(CallResult(number, outcomes, self._caller.errors, context.follow_ups))
+            self._send(CallResult(number, outcomes, self._invoker.errors, context.follow_ups))
 
     def _wait_for(self, coroutine: Any) -> Any:
         if self._runner is None:
@@ -226,21 +229,18 @@ class _ChildBackend:
         self._child.extend(context.deadline)
 
     def check_queue(self, context: Context, name: str) -> None:
-        """Checked by the parent, which retries the item if there is no such queue."""
+        """Does nothing. The parent checks the queue, and retries the item if there is no such queue."""
 
     def token(self, context: Context) -> str:
         token: Token = context.lease_data
         return format_token(token._replace(offset=context.item.offset))
 
 
-class _ChildCaller(HandlerInvoker):
+class _ChildInvoker(HandlerInvoker):
     """Keeps the tracebacks of failures for the parent, which logs them and calls the hooks."""
 
     errors: dict[str, str]
 
-    def call(self, context: Context, handler: Handler) -> list[Outcome] | None:
-        raise NotImplementedError
-
     def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
-        meant = isinstance(error, Retry | Bury | Snooze)
-        self.errors[item.id] = "" if meant else "".join(traceback.format_exception(error))
+        requested = isinstance(error, Retry | Bury | Snooze)
+        self.errors[item.id] = "" if requested else "".join(traceback.format_exception(error))

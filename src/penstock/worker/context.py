@@ -1,13 +1,14 @@
-"""The context of a call of a handler.
+"""The context of one call of a handler.
 
-Owns: `Context`, one for each call. A handler uses it to report progress, to ask for more time and to produce follow-ups. The worker uses
-it to keep the call's deadline, and to have its outcome decided only once (`claim`): by the end of the handler or by its timeout.
+Owns: `Context`. A handler uses it to report progress, to ask for more time and to produce follow-ups. The worker keeps
+the deadline of the call there, and uses `claim` so that the outcome is decided once: by the end of the handler or by
+its timeout.
 """
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from penstock.api import arguments as calls
+from penstock.api import arguments
 from penstock.api.arguments import Seconds, bounded_duration
 from penstock.api.items import Item, NewItem
 from penstock.words.errors import InvalidRequest
@@ -15,44 +16,45 @@ from penstock.words.values import Value
 
 
 class ContextBackend(Protocol):
-    """What a context needs of the worker."""
+    """The operations of the worker that a context uses."""
 
     @property
     def stopping(self) -> bool:
-        """The worker stops at once and does not wait for handlers."""
+        """Whether the worker stops at once and does not wait for handlers."""
 
     def now(self) -> int: ...
     def report_progress(self, context: "Context", text: str) -> None:
-        """Write a progress report. Does not wait."""
+        """Have a progress report written, without waiting for it."""
 
     def check_queue(self, context: "Context", name: str) -> None:
         """Raise QueueNotFound if there is no such queue."""
 
     def deadline_changed(self, context: "Context") -> None:
-        """The deadline of the call was moved."""
+        """Called when the deadline of the call has changed."""
 
     def token(self, context: "Context") -> str: ...
 
 
 class Context:
-    """What a handler gets besides its item: `def handle(item, context)`."""
+    """The second argument of a handler: `def handle(item, context)`."""
 
-    __slots__ = ("_backend", "_mine", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "started_at")
+    __slots__ = ("_backend", "_unclaimed", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "started_at")
 
-    def __init__(self, backend: ContextBackend, queue: str, tag: Any, items: Sequence[Item]) -> None:
+    def __init__(self, backend: ContextBackend, queue: str, lease_data: Any, items: Sequence[Item]) -> None:
         self._backend = backend
         self.queue = queue
         """The name of the queue."""
         self.items = items
-        """The items of this call: one, unless it is a batch handler's."""
-        self.lease_data = tag
-        """What the backend needs to know of the items: their leases, or in a child process the token."""
+        """The items of this call: one item, or several for a batch handler."""
+        self.lease_data = lease_data
+        """The leases of the items; in a child process, the token of the first item."""
         self.started_at = 0
         self.deadline = 0
-        """When it runs too long; 0 is never."""
+        """When the handler has run too long; 0 is never."""
         self.follow_ups: list[NewItem | Value] = []
         self.lease_lost = False
-        self._mine = [True]
+        self._unclaimed = [True]
+        """Empty once `claim` has succeeded."""
 
     @property
     def item(self) -> Item:
@@ -60,50 +62,53 @@ class Context:
 
     @property
     def attempt(self) -> int:
-        """How often the item was leased, this time included."""
+        """How often the item was leased, including this lease."""
         return self.items[0].attempts
 
     @property
     def token(self) -> str:
-        """What proves the lease of the item, to be passed on. The worker extends and settles the lease; a handler has no need to."""
+        """The token of the item's lease, for other programs. The worker extends and settles the lease without it."""
         return self._backend.token(self)
 
     @property
     def cancelled(self) -> bool:
-        """Whether the result is not waited for any more: the worker stops at once, `handler_timeout` is over, or the lease was lost."""
-        return self.lease_lost or self._backend.stopping or not self._mine
+        """Whether the result will be ignored: the worker stops at once, the handler timed out, the lease was lost."""
+        return self.lease_lost or self._backend.stopping or not self._unclaimed
 
     def progress(self, share: float | str, text: str = "") -> None:
-        """Say how far it has come: a share from 0 to 1, a text, or both. It is seen in `queue.explain(id)` while the handler works.
+        """Report progress: a share from 0 to 1, a text, or both. `queue.explain(id)` shows it while the handler runs.
 
-        It does not wait, and the last word counts: a handler may say it as often as it likes.
+        It does not wait. Frequent reports are cheap: only the latest one is written.
         """
         if isinstance(share, str):
-            said = share
+            report = share
         elif isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise InvalidRequest(f"the progress is {share!r}; give a share from 0 to 1, or a text")
         else:
-            said = f"{share:.0%} {text}".rstrip()
-        self._backend.report_progress(self, said)
+            report = f"{share:.0%} {text}".rstrip()
+        self._backend.report_progress(self, report)
 
     def extend(self, timeout: Seconds) -> None:
-        """Let the handler run for so long from now before `handler_timeout` strikes. Its lease is extended in any case."""
+        """Move the deadline of `handler_timeout` to this many seconds from now. The lease is extended in any case."""
         self.deadline = self._backend.now() + bounded_duration(timeout, "timeout")
         self._backend.deadline_changed(self)
 
     def follow_up(self, item: NewItem | Value) -> None:
-        """Produce an item exactly if this one is completed: into the queue that a NewItem names, or else into the same queue."""
+        """Produce an item together with the completion of this one, and not otherwise.
+
+        It goes into the queue that a NewItem names, or else into the queue of this item.
+        """
         if len(self.items) > 1:
-            raise InvalidRequest("a follow-up belongs to one item, and this handler has several; use a handler of single items")
-        for name in calls.follow_ups([item]):
+            raise InvalidRequest("a follow-up belongs to one item, and this call has several; use a handler of single items")
+        for name in arguments.follow_ups([item]):
             if name is not None:
                 self._backend.check_queue(self, name)
         self.follow_ups.append(item)
 
     def claim(self) -> bool:
-        """Take the right to decide the outcome of the items: True for the first caller only."""
+        """Take the right to decide the outcome of the items. True for the first caller only."""
         try:
-            return self._mine.pop()
+            return self._unclaimed.pop()
         except IndexError:
             return False
 

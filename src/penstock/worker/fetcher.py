@@ -1,9 +1,10 @@
 """The fetcher: it leases items shortly before handlers need them.
 
-Owns: `Fetcher`, one thread per queue, and what limits it: `RateLimit` and `UnhandledKindDelay`.
-It leases one item for each free handler, and as many more as will be handled within HORIZON, so that no quick handler waits for storage.
-Slow items are not leased ahead: they are left for other workers.
-An item of a kind that has no handler here is returned at once with a delay. It counts as no attempt: another worker may have the handler.
+Owns: `Fetcher`, one thread per queue, `RateLimit` and `UnhandledKindDelay`.
+It leases one item for each free handler, and as many more as will be handled within HORIZON, so that no quick handler
+waits for storage. Slow items are not leased ahead, so that other workers can lease them.
+An item of a kind without a handler is returned at once with a delay. No attempt is counted: another worker may have the
+handler.
 """
 
 import logging
@@ -27,82 +28,82 @@ from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
 HORIZON, FAR = 50 * MILLISECOND, 400 * MILLISECOND
-"""How far ahead items are leased. It grows to FAR while the buffer runs empty because leases take long."""
+"""How far ahead items are leased. The horizon grows to FAR while the buffer runs empty because leases take long."""
 FAST = 1_000 / SECOND
-"""Items a microsecond. Below this rate the horizon does not grow."""
+"""Items per microsecond. Below this rate the horizon does not grow."""
 MAX_BUFFERED = 8_000
-"""Most items that wait in the buffer."""
+"""The most items in the buffer."""
 PORTION = 250
-"""Most items of one lease, unless a quarter of the wanted buffer is more. A small lease can be settled as a whole sooner."""
+"""The most items of one lease, or a quarter of the wanted buffer if that is more. A small lease is settled sooner."""
 MAX_UNSETTLED = 50_000
-"""With more handled items than this not settled yet, nothing is leased."""
+"""Nothing is leased while more handled items than this are unsettled."""
 SPREAD = 2 * MILLISECOND
-"""When items have waited this long while handlers are idle, more of them are woken."""
+"""When items have waited this long while handlers are idle, more handlers are woken."""
 SAMPLE = 5 * MILLISECOND
 """The shortest time over which the rate is measured."""
 FIRST_PAUSE, LAST_PAUSE = 100 * MILLISECOND, 5 * SECOND
-"""How long to wait after a lease that failed; doubled each time."""
+"""How long to wait after a failed lease operation; doubled after each failure."""
 BURST = 0.1
-"""Seconds for which the unused part of a rate limit is kept."""
+"""The unused part of a rate limit is kept for this many seconds."""
 FIRST_DELAY, LAST_DELAY = 1 * SECOND, 60 * SECOND
 RETURNS_PER_SECOND = 1_000
-"""Items without a handler are returned with such a delay that about this many come back in a second."""
+"""Items without a handler are returned with such a delay that about this many become ready again per second."""
 _log = logging.getLogger("penstock.worker")
 
 
 class RateLimit:
-    """Limits the items a second: a token bucket. Times are microseconds."""
+    """Limits the items per second: a token bucket. Times are microseconds."""
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second
         self._most = max(1.0, per_second * BURST)
-        self._there = self._most
+        self._available = self._most
         self._since = 0
 
     def take(self, want: int, now: int) -> tuple[int, int]:
-        """How many items may be taken now; if none, also how long to wait for one."""
+        """How many of the wanted items may be leased now; if none, also how long to wait for one."""
         if self._since:
-            self._there = min(self._most, self._there + (now - self._since) * self._rate / SECOND)
+            self._available = min(self._most, self._available + (now - self._since) * self._rate / SECOND)
         self._since = now
-        taken = min(want, int(self._there))
-        self._there -= taken
-        return taken, 0 if taken else int((1 - self._there) * SECOND / self._rate) + 1
+        taken = min(want, int(self._available))
+        self._available -= taken
+        return taken, 0 if taken else int((1 - self._available) * SECOND / self._rate) + 1
 
     def put_back(self, count: int) -> None:
-        """So many items were not taken after all."""
-        self._there += count
+        """Undo `take` for items that were not leased."""
+        self._available += count
 
 
 class UnhandledKindDelay:
-    """How long items of kinds without a handler are delayed when they are returned. Times are microseconds."""
+    """The delay with which items of kinds without a handler are returned. Times are microseconds."""
 
-    def __init__(self, chance: RandomFraction) -> None:
-        self._chance = chance
+    def __init__(self, random_fraction: RandomFraction) -> None:
+        self._random_fraction = random_fraction
         self._delay = FIRST_DELAY
         self._since = 0
         self._seen = 0
 
     def delay(self, count: int, now: int) -> int:
-        """The delay for so many more items. It is randomised, or else the same worker could get the same items each time."""
+        """The delay for this many more items. It is random, so that other workers get a chance to lease them."""
         if now - self._since > self._delay:
             self._delay = min(LAST_DELAY, max(FIRST_DELAY, self._seen * SECOND // RETURNS_PER_SECOND))
             self._since, self._seen = now, 0
         self._seen += count
-        return round(self._delay * (0.25 + 0.75 * self._chance()))
+        return round(self._delay * (0.25 + 0.75 * self._random_fraction()))
 
 
 class HandlerPool(Protocol):
-    """Where handlers run (threads, tasks or child processes), as a fetcher sees it."""
+    """The methods of a pool of threads, tasks or child processes that a fetcher uses."""
 
     @property
     def free_handlers(self) -> int:
         """How many more handlers could run."""
 
     def wake(self, count: int) -> None:
-        """Wake handlers for so many new items."""
+        """Wake handlers for this many calls."""
 
     def wake_more(self) -> None:
-        """Items have waited for a while: wake more handlers."""
+        """Wake more handlers, because items have waited for a while."""
 
 
 class Fetcher:
@@ -123,7 +124,7 @@ class Fetcher:
     ) -> None:
         self.source = source
         self._share = share
-        """How many handlers are its share; 0 if there is no other queue."""
+        """How many handlers are the share of this queue; 0 if there is no other queue."""
         self._settings = settings
         self._handlers = handlers
         self._buffer = buffer
@@ -137,26 +138,26 @@ class Fetcher:
         self._wakeup = WakeUp()
         self._closing = False
         self._dry = False
-        """The last lease gave fewer items than were wanted."""
+        """The last lease operation gave fewer items than were wanted."""
         self._pause = FIRST_PAUSE
-        self._span = MIN_LEASE_TIMEOUT
-        """The length of the last lease."""
+        self._lease_duration = MIN_LEASE_TIMEOUT
+        """The duration of the last lease."""
         self._asked_at = 0
         self._leased = 0
         self._rate = 0.0
-        """Items handled a microsecond, lately."""
+        """Items handled per microsecond, as a moving average."""
         self._sampled = (0, 0)
         """When the rate was last measured, and the items handled by then."""
         self._horizon = HORIZON
         self.refill_threshold = 0
-        """With no more items than this in the buffer, the fetcher must be woken."""
+        """The fetcher must be woken when the buffer has no more items than this."""
         self._thread = threading.Thread(target=self._run, name=f"penstock fetch {source.name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def wake(self) -> None:
-        """Handlers need more items."""
+        """Check again whether to lease more items."""
         self._wakeup.set()
 
     def close(self) -> None:
@@ -173,7 +174,7 @@ class Fetcher:
         try:
             while not self._closing:
                 self._round()
-        except Exception as error:  # whatever it is, the worker must not go on without this thread
+        except Exception as error:  # the worker cannot continue without this thread, whatever the error is
             self._fail(error)
 
     def _round(self) -> None:
@@ -190,30 +191,29 @@ class Fetcher:
                 self._wait(wait)
                 return
         try:
-            handed = self._lease(room)
+            results = self._lease(room)
             self._pause = FIRST_PAUSE
         except PenstockError as error:
             if not error.retryable:
                 raise
-            _log.warning("nothing can be leased from queue %r for now: %s", self.source.name, error)
+            _log.warning("leasing from queue %r failed and is repeated: %s", self.source.name, error)
             self._wait(self._pause)
             self._pause = min(2 * self._pause, LAST_PAUSE)
-            handed = []
-        given = sum(one.granted.count for one in handed)
+            results = []
         if self._rate_limit is not None:
-            self._rate_limit.put_back(room - given)
-        for one in handed:
-            self._buffer_items(one)
+            self._rate_limit.put_back(room - sum(result.granted.count for result in results))
+        for result in results:
+            self._buffer_items(result)
 
     def _wait(self, wait: int | None = None) -> None:
-        """Wait for a wake-up, or for so many microseconds. If items wait while handlers are idle, wake more handlers after SPREAD."""
+        """Wait for a wake-up, or for this many microseconds. Wake more handlers if items wait while some are idle."""
         stuck = self._buffer.has_next and self._pool.free_handlers > 0
         if stuck and (wait is None or wait > SPREAD):
             wait = SPREAD
         if not self._wakeup.wait(None if wait is None else wait / SECOND) and stuck:
             self._pool.wake_more()
 
-    # -- how many ----------------------------------------------------------------------------------------
+    # -- how many items to lease -------------------------------------------------------------------------
 
     def _room(self) -> int:
         """How many items to lease now."""
@@ -231,13 +231,16 @@ class Fetcher:
         return min(room, max(PORTION, ahead // 4)) if room > ahead // 2 else 0
 
     def _room_by_partition(self, free: int, waiting: int, ahead: int, batch: int) -> int:
-        """Lease a few at a time, because each lease comes from another partition. Items over the limit wait in the buffer."""
+        """As `_room`, with a limit per partition. Each lease is small and comes from another partition.
+
+        Items over the limit of their partition wait in the buffer.
+        """
         most = 2 * self._settings.capacity + ahead if free > 0 else ahead
         self.refill_threshold = most
         return min(self._settings.per_partition * batch, most - waiting)
 
     def _ahead(self, waiting: int) -> int:
-        """How many items to have in the buffer, beyond one for each free handler."""
+        """How many items the buffer should have beyond one for each free handler."""
         now, (then, before) = self.source.now(), self._sampled
         if now - then >= SAMPLE:
             done = self._leased - waiting - self._in_handlers()
@@ -257,22 +260,22 @@ class Fetcher:
     # -- leasing -----------------------------------------------------------------------------------------
 
     def _lease(self, want: int) -> list[LeaseResult]:
-        handed: list[LeaseResult] = []
+        results: list[LeaseResult] = []
         self._asked_at = self.source.now()
         if not self._dry:
-            handed = self.source.lease(self._operation(want, 0))
-        if not handed:
-            # Wait at most half a lease: a lease that was granted during the wait can still be kept after it.
-            handed = self._wait_for(self._operation(want, self._span // 2))
-        self._dry = sum(one.granted.count for one in handed) < want
-        return handed
+            results = self.source.lease(self._operation(want, 0))
+        if not results:
+            # Wait at most half the duration of a lease: a lease granted during the wait can still be extended after it.
+            results = self._wait_for(self._operation(want, self._lease_duration // 2))
+        self._dry = sum(result.granted.count for result in results) < want
+        return results
 
     def _operation(self, want: int, wait: int) -> LeaseItems:
         settings = self._settings
         return LeaseItems(queue=self.source.incarnation, count=want, wait=wait, consumer=settings.name, timeout=settings.lease_timeout)
 
     def _wait_for(self, operation: LeaseItems) -> list[LeaseResult]:
-        """Wait for the answer to a lease; gives nothing when the worker drains first."""
+        """Wait for the answer to a lease operation. Cancels it and gives an empty list when the worker drains first."""
         answers: list[list[LeaseResult] | PenstockError] = []
 
         def done(answer: list[LeaseResult] | PenstockError) -> None:
@@ -289,18 +292,17 @@ class Fetcher:
             raise answers[0]
         return answers[0]
 
-    def _buffer_items(self, handed: LeaseResult) -> None:
-        lease = WorkerLease(self.source, self._settler, handed, self._asked_at)
-        self._span = max(MIN_LEASE_TIMEOUT, round(handed.seconds * SECOND))
+    def _buffer_items(self, result: LeaseResult) -> None:
+        lease = WorkerLease(self.source, self._settler, result, self._asked_at)
+        self._lease_duration = max(MIN_LEASE_TIMEOUT, round(result.seconds * SECOND))
         self._leased += lease.unsettled
         self._counters.add("leased", lease.unsettled, self.source.now())
         self._settler.leases.add(lease)
         if not lease.keep():
-            _log.warning("a lease of queue %r ended before its items could be handled; they come again", self.source.name)
+            _log.warning("a lease of queue %r ended before its items were handled; they will be leased again", self.source.name)
             self._settler.discard_lease(lease)
             return
-        granted = handed.granted
-        items = [item for part in handed.items for item in items_of(handed.partition, *part, granted.attempts)]
+        items = [item for part in result.items for item in items_of(result.partition, *part, result.granted.attempts)]
         if self._handlers.default is None:
             items = self._with_handler(lease, items)
         if items:
@@ -308,11 +310,11 @@ class Fetcher:
             self._pool.wake(-(-len(items) // (self._settings.batch or 1)))
 
     def _with_handler(self, lease: WorkerLease, items: Sequence[Item]) -> list[Item]:
-        """The items that have a handler here; the others are returned to the queue."""
+        """The items that have a handler. The others are returned to the queue."""
         known = [item for item in items if self._handlers.find(item.kind) is not None]
         if len(known) < len(items):
             delay = self._unhandled.delay(len(items) - len(known), self.source.now())
-            outcome = Outcome("returned", delay, "no handler for its kind here")
+            outcome = Outcome("returned", delay, "this worker has no handler for its kind")
             for item in items:
                 if self._handlers.find(item.kind) is None:
                     self._settler.settle((lease, item), outcome)

@@ -1,10 +1,11 @@
-"""Handlers: which one an item is for, how it is called, and where its outcome goes.
+"""Handlers: how the handler of an item is found and called, and how its outcome reaches the settler.
 
-Owns: `Handler` and `Handlers` (the functions of a worker), `HandlerInvoker` (calls them, with hooks; the same for threads, tasks and processes),
-`Dispatcher` (makes the calls for leased items and passes their outcomes to the settlers) and `ProgressReporter`.
-A handler is a function of an item, or of a list of items. It also gets a Context if it has a second required parameter or one named
-`context`. An `async def` runs in an event loop.
-No error of a handler or a hook leaves `HandlerInvoker`.
+Owns: `Handler` and `Handlers` (the functions of a worker), `HandlerInvoker` (the steps before and after a call, with
+hooks; the same for threads, tasks and processes), `Dispatcher` (makes contexts for leased items and passes their
+outcomes to the settlers), `ProgressReporter`, and `PoolParts`.
+A handler is a function of an item, or of a list of items. It also gets a Context if it has a second required parameter
+or a parameter named `context`. An `async def` runs in an event loop.
+`HandlerInvoker` raises no error of a handler or hook.
 """
 
 import inspect
@@ -15,9 +16,9 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
-from penstock.api import arguments as calls
+from penstock.api import arguments
 from penstock.api.items import Item, NewItem
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
@@ -45,31 +46,31 @@ _log = logging.getLogger("penstock.worker")
 
 
 class Handler:
-    """A function, and the way it is called."""
+    """A function, and how its Context is passed."""
 
-    __slots__ = ("_context", "function", "is_async")
+    __slots__ = ("_context_style", "function", "is_async")
 
     def __init__(self, function: HandlerFunction) -> None:
         if not callable(function):
             raise InvalidRequest(f"the handler is {type(function).__name__}; give a function of an item")
         self.function = function
         self.is_async = is_async(function)
-        self._context = _context_place(function)
+        self._context_style = _context_style(function)
 
     @property
     def wants_context(self) -> bool:
-        return self._context is not None
+        return self._context_style is not None
 
-    def __call__(self, given: Any, context: Any) -> Any:
-        if self._context is None:
-            return self.function(given)
-        return self.function(given, context) if self._context == "place" else self.function(given, context=context)
+    def __call__(self, argument: Any, context: Any) -> Any:
+        if self._context_style is None:
+            return self.function(argument)
+        return self.function(argument, context) if self._context_style == "position" else self.function(argument, context=context)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By reference. Where a decorator has put a worker in the place of its handler, that is what the name stands for."""
+        """Pickle the function by reference. After the decorator `worker`, its name refers to the worker instead."""
         module, name = getattr(self.function, "__module__", None), getattr(self.function, "__qualname__", "")
-        there = getattr(sys.modules.get(module or ""), name, None)
-        if there is not self.function and getattr(there, "handler", None) is self:
+        named = getattr(sys.modules.get(module or ""), name, None)
+        if named is not self.function and getattr(named, "handler", None) is self:
             return _handler_of, (module, name)
         return Handler, (self.function,)
 
@@ -78,7 +79,7 @@ class Handler:
 
 
 def _handler_of(module: str, name: str) -> Handler:
-    """The handler of a worker that was made by a decorator."""
+    """The handler of a worker that was made by the decorator `worker`."""
     handler: Handler = getattr(import_module(module), name).handler
     return handler
 
@@ -88,7 +89,7 @@ class Handlers:
 
     def __init__(self, default: Handler | None = None) -> None:
         self.default = default
-        """For kinds that have none of their own."""
+        """The handler of kinds without a handler of their own."""
         self.by_kind: dict[str, Handler] = {}
 
     def add(self, kinds: Sequence[str], function: HandlerFunction) -> None:
@@ -103,7 +104,7 @@ class Handlers:
         self.by_kind.update(dict.fromkeys(kinds, handler))
 
     def find(self, kind: str | None) -> Handler | None:
-        """None: not for this worker."""
+        """The handler of a kind; None if this worker has none."""
         if kind is None:
             return self.default
         return self.by_kind.get(kind, self.default)
@@ -118,7 +119,7 @@ class Handlers:
 
     @property
     def only_handler(self) -> Handler | None:
-        """The only one, if whatever comes is for it and it wants nothing but the item."""
+        """The default handler, if there is no other handler and it takes no Context."""
         return self.default if self.default is not None and not self.by_kind and not self.default.wants_context else None
 
     def check(self) -> None:
@@ -127,23 +128,23 @@ class Handlers:
 
 
 def is_async(function: HandlerFunction) -> bool:
-    """Whether calling it gives something to await."""
+    """Whether a call of the function must be awaited."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def _context_place(function: HandlerFunction) -> str | None:
-    """How the function wants its Context: by "place", by "name", or not at all."""
+def _context_style(function: HandlerFunction) -> str | None:
+    """How the function takes its Context: by "position", by "name", or not at all (None)."""
     try:
         given = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # something built in that does not say
+    except (TypeError, ValueError):  # a built-in function without a signature
         return None
     ordered = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if not ordered and not any(one.kind is one.VAR_POSITIONAL for one in given):
         raise InvalidRequest("the handler takes no item; give a function of an item, or of an item and a context")
     if len(ordered) > 1 and (ordered[1].default is ordered[1].empty or ordered[1].name == "context"):
-        return "place"
+        return "position"
     return "name" if any(one.name == "context" and one not in ordered[:1] for one in given if one.kind is not one.VAR_KEYWORD) else None
 
 
@@ -160,7 +161,7 @@ class HandlerTimeout(PlainReasonError, TimeoutError):
 
 
 class HandlerInvoker:
-    """Calls handlers: `begin`, then the handler, then `end`."""
+    """The steps around a call of a handler: `begin`, then the pool calls the handler, then `end`."""
 
     def __init__(self, handlers: Handlers, settings: Settings, now: Callable[[], int]) -> None:
         self.handlers = handlers
@@ -171,29 +172,21 @@ class HandlerInvoker:
 
     @property
     def bare_function(self) -> Callable[[Item], Any] | None:
-        """The function of the only handler, if it takes only the item and needs neither `begin` nor `end`."""
+        """The function of the only handler, if it takes only the item and the call needs neither `begin` nor `end`."""
         settings = self._settings
         if settings.batch or settings.handler_timeout or settings.hooks.has_item_hooks:
             return None
-        alone = self.handlers.only_handler
-        return None if alone is None else alone.function
+        only = self.handlers.only_handler
+        return None if only is None else only.function
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def call(self, context: Context, handler: Handler) -> list[Outcome] | None:
-        """Run a handler in this thread. Gives the outcome of each item, or None if the outcomes were decided meanwhile."""
-        self.begin(context)
-        try:
-            result = handler(self.handler_argument(context), context)
-        except BaseException as error:
-            return self.end(context, error=error)
-        return self.end(context, result)
-
     def handler_argument(self, context: Context) -> Any:
-        """What the handler is called with."""
+        """The first argument of the handler: an item, or a list of items."""
         return list(context.items) if self._settings.batch else context.items[0]
 
     def begin(self, context: Context) -> None:
+        """Set the deadline of a call and call the hook `started`."""
         if self._timed:
             context.started_at = self._now()
             if self._settings.handler_timeout:
@@ -203,7 +196,7 @@ class HandlerInvoker:
                 self.call_hook(self.hooks.started, item)
 
     def end(self, context: Context, result: object = None, error: BaseException | None = None) -> list[Outcome] | None:
-        """The outcome of each item of a call that returned this result or raised this error; None if it was decided before."""
+        """The outcome of each item after a call that returned `result` or raised `error`; None if already decided."""
         if not context.claim():
             return None
         if error is None and result is not None:
@@ -214,14 +207,14 @@ class HandlerInvoker:
             outcomes = self._batch_outcomes(context.items, error)
         else:
             outcomes = [self.record_failure(item, error) for item in context.items]
-        return self._tell_finished(context, outcomes)
+        return self._call_finished(context, outcomes)
 
     def end_with_outcomes(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
         """As `end`, for a call whose outcomes are known."""
         context.claim()
-        return self._tell_finished(context, outcomes)
+        return self._call_finished(context, outcomes)
 
-    def _tell_finished(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
+    def _call_finished(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
         if self.hooks.finished is not None:
             seconds = (self._now() - context.started_at) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
@@ -234,19 +227,19 @@ class HandlerInvoker:
     # -- outcomes ------------------------------------------------------------------------------------
 
     def record_failure(self, item: Item, error: BaseException) -> Outcome:
-        """The outcome of an item whose handler raised this error; logs it and calls the hook."""
+        """The outcome of an item whose handler raised this error. Logs the failure and calls the hook `failed`."""
         outcome = outcome_of(error, item.attempts, self._settings.retry, random_fraction)
         self.report_failure(item, outcome, error)
         return outcome
 
     def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         """Log a failure and call the hook `failed`."""
-        meant = isinstance(error, Retry | Bury | Snooze)
+        requested = isinstance(error, Retry | Bury | Snooze)
         delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay else ""
-        said = "item %s failed at attempt %d and is %s%s: %s"
-        trace = None if meant or error.__traceback__ is None else error
-        level = logging.DEBUG if meant else logging.WARNING
-        _log.log(level, said, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace)
+        text = "item %s failed at attempt %d and is %s%s: %s"
+        trace = None if requested or error.__traceback__ is None else error
+        level = logging.DEBUG if requested else logging.WARNING
+        _log.log(level, text, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace)
         if self.hooks.failed is not None:
             self.call_hook(self.hooks.failed, item, error)
 
@@ -255,23 +248,23 @@ class HandlerInvoker:
             errors = batch_failures(failed, [item.id for item in items])
         except InvalidRequest as error:
             return [self.record_failure(item, error) for item in items]
-        return [self.record_failure(item, errors[place]) if place in errors else COMPLETED for place, item in enumerate(items)]
+        return [self.record_failure(item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
 
-    def call_hook(self, hook: Callable[..., object], *told: object) -> None:
+    def call_hook(self, hook: Callable[..., object], *args: object) -> None:
         try:
-            hook(*told)
+            hook(*args)
         except Exception:
-            _log.exception("a hook of the worker went wrong; the work goes on")
+            _log.exception("a hook of the worker failed; the worker continues")
 
 
 def result_error(result: object, batch: bool) -> BaseException | None:
-    """The error in what a handler returned: a Failed of a batch handler, or something that should have been awaited. Else None."""
+    """The error in the result of a handler, or None: a Failed of a batch handler, or a result that was not awaited."""
     if isinstance(result, Failed) and batch:
         return result
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()
-        return InvalidRequest("the handler returned something to await, which nobody does; declare it with async def")
+        return InvalidRequest("the handler returned an awaitable, which is not awaited; declare the handler with async def")
     return None
 
 
@@ -279,9 +272,9 @@ def result_error(result: object, batch: bool) -> BaseException | None:
 
 
 class ProgressReporter:
-    """Writes progress reports to the queue: in a thread of its own, so that no handler and no settler waits for it.
+    """Writes progress reports to the queue in a separate thread, so that no handler and no settler waits for them.
 
-    Of several reports about an item only the latest is written.
+    Only the latest report of an item is written.
     """
 
     def __init__(self) -> None:
@@ -316,9 +309,9 @@ class ProgressReporter:
         try:
             lease.source.report_progress(lease.partition, lease.number, item.offset, text)
         except LeaseLost:
-            context.lease_lost = True  # or the item is settled by now, and it does not matter
+            context.lease_lost = True  # also if the item has just been settled; then the flag has no effect
         except PenstockError as error:
-            _log.warning("the progress of item %s was not written: %s", item.id, error)
+            _log.warning("the progress of item %s could not be written: %s", item.id, error)
 
     def close(self) -> None:
         with self._starting:
@@ -327,7 +320,7 @@ class ProgressReporter:
 
 
 class Dispatcher:
-    """Makes calls of leased items and passes their outcomes on; the backend of contexts in this process."""
+    """Makes the contexts of leased items, is their backend, and passes the outcomes to the settlers."""
 
     def __init__(self, now: Callable[[], int], buffer: ItemBuffer, handlers: Handlers) -> None:
         self.now = now
@@ -356,21 +349,21 @@ class Dispatcher:
     # -- for pools ---------------------------------------------------------------------------------------
 
     def contexts(self, pairs: Sequence[LeasedItem]) -> list[tuple[Handler, Context]]:
-        """The calls to make for items of one queue: one for each handler."""
+        """The calls to make for items of one queue: one call for each handler."""
         if len(pairs) == 1:
             return [(self._handler(pairs[0][1]), Context(self, pairs[0][0].source.name, pairs, [pairs[0][1]]))]
         groups: dict[Handler, list[LeasedItem]] = {}
         for pair in pairs:
             groups.setdefault(self._handler(pair[1]), []).append(pair)
-        return [(handler, Context(self, some[0][0].source.name, some, [item for _, item in some])) for handler, some in groups.items()]
+        return [(handler, Context(self, group[0][0].source.name, group, [item for _, item in group])) for handler, group in groups.items()]
 
     def _handler(self, item: Item) -> Handler:
         handler = self._handlers.find(item.kind)
-        assert handler is not None  # the fetcher has given the others back
+        assert handler is not None  # the fetcher returned items without a handler to the queue
         return handler
 
     def settle(self, context: Context, outcomes: Sequence[Outcome]) -> None:
-        """A call has ended: pass the outcomes of its items to their settlers."""
+        """Pass the outcomes of an ended call to the settlers of its items."""
         for pair, outcome in zip(context.lease_data, outcomes, strict=True):
             if outcome is COMPLETED and context.follow_ups:
                 outcome = _with_follow_ups(pair[0], context.follow_ups)
@@ -378,12 +371,25 @@ class Dispatcher:
             pair[0].settler.settle(pair, outcome)
 
 
+class PoolParts(NamedTuple):
+    """The arguments that the three handler pools have in common."""
+
+    settings: Settings
+    buffer: ItemBuffer
+    invoker: HandlerInvoker
+    dispatcher: Dispatcher
+    request_more: Callable[[], None]
+    """Called when a handler may need more items."""
+    on_ended: Callable[[], None]
+    """Called when the last handler has ended after `close`."""
+
+
 def _with_follow_ups(lease: WorkerLease, items: Sequence[NewItem | Value]) -> Outcome:
-    """The outcome that completes an item and produces its follow-ups; that retries it if they are refused."""
+    """The outcome that completes an item and produces its follow-ups; a retry if they cannot be produced."""
     source = lease.source
     try:
-        batches = calls.follow_ups(items)
-        then = [(source.incarnation if name is None else source.find_incarnation(name), batch) for name, batch in batches.items()]
+        batches = arguments.follow_ups(items)
+        ready = [(source.incarnation if name is None else source.find_incarnation(name), batch) for name, batch in batches.items()]
     except PenstockError as error:
         return Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}")
-    return Outcome("completed", follow_ups=then)
+    return Outcome("completed", follow_ups=ready)

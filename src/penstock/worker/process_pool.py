@@ -1,9 +1,11 @@
-"""The pool of child processes in which handlers run, for work that needs a processor.
+"""The pool of child processes in which handlers run, for CPU-bound work.
 
-Owns: `ProcessPool`: one thread for each child, which sends it items and receives their outcomes. The parent leases, extends and settles.
-Quick items are sent several at a time and ahead, so that a child does not wait for its parent between calls.
-When a child dies, the call that it was running has failed, finished calls count, and calls that it had not begun are sent to another
-child. A child that runs longer than `handler_timeout` is killed. Each dead child is replaced.
+Owns: `ProcessPool`: one thread for each child, which sends it items and receives their outcomes. The parent leases,
+extends and settles. Quick items are sent several at a time and ahead, so that a child does not wait for its parent
+between calls.
+When a child exits, its finished calls count, the call that it was running has failed, and the calls that it had not
+started are sent to another child. A child whose call runs longer than `handler_timeout` is killed. Each child that
+exits is replaced.
 """
 
 import pickle
@@ -20,24 +22,24 @@ from penstock.words.errors import InvalidRequest
 from penstock.words.ids import Token
 from penstock.words.limits import KIB
 from penstock.worker import child_main
-from penstock.worker.buffer import ItemBuffer, LeasedItem
+from penstock.worker.buffer import LeasedItem
 from penstock.worker.child_main import CallItems, CallProgress, CallResult, CallsDone, ChildMessage, CurrentCall
 from penstock.worker.context import Context
-from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers
+from penstock.worker.handlers import Handlers, PoolParts
 from penstock.worker.outcomes import COMPLETED, RETURNED, Bury, Outcome, PlainReasonError, Retry, Snooze
 from penstock.worker.settings import Hooks, Settings
 from penstock.worker.thread_pool import BaseThreadPool
 
 CHUNK = 2 * MILLISECOND
-"""How long the items of one message should take a child."""
+"""How long a child should need for the items of one message."""
 MAX_PORTION = 64
-"""Most items of one message."""
+"""The most items of one message."""
 AHEAD_BYTES = 16 * KIB
-"""Most bytes of payloads that are sent ahead."""
+"""The most bytes of payloads that are sent ahead."""
 LONG = 20 * MILLISECOND
 """If an item takes longer than this, nothing is sent ahead."""
 MAX_FAILED_STARTS = 3
-"""When so many children in a row have died before they were ready, the worker ends with an error."""
+"""When this many children in a row exit before they are ready, the worker ends with an error."""
 GRACE_SECONDS = 1.0
 """How long a child may take to end before it is killed."""
 START_POLL_SECONDS = 0.1
@@ -46,11 +48,11 @@ _context = get_context("spawn")
 
 
 class ChildProcessExited(PlainReasonError):
-    """A child process died while it ran a handler."""
+    """A child process exited while it ran a handler."""
 
 
 class ChildError(Exception):
-    """What a handler raised in a child process, as the text of its traceback."""
+    """An exception of a handler in a child process, as the text of its traceback."""
 
 
 class ChildProcess:
@@ -58,19 +60,20 @@ class ChildProcess:
 
     def __init__(self, handlers: bytes, settings: Settings) -> None:
         self.link: Connection
-        self.link, theirs = _context.Pipe()
+        self.link, child_link = _context.Pipe()
         self.current = CurrentCall(_context)
-        self._process = _context.Process(target=child_main.main, args=(theirs, self.current, handlers, settings), name="penstock handler")
+        args = (child_link, self.current, handlers, settings)
+        self._process = _context.Process(target=child_main.main, args=args, name="penstock handler")
         self._process.start()
-        theirs.close()
+        child_link.close()
         self.ready = False
         self.timed_out = False
         self.since = 0
         """When its last message came, or when it was last sent items while idle."""
         self.calls: dict[int, Context] = {}
-        """Calls that it was sent and that are not finished, in order, by number."""
+        """Number → call that was sent and whose end was not yet reported, in sending order."""
         self.results: dict[int, CallResult] = {}
-        """Results of calls that are not finished yet here."""
+        """Number → result that came before the end of its call was reported."""
         self._next = 0
 
     def send(self, contexts: list[Context]) -> None:
@@ -81,15 +84,15 @@ class ChildProcess:
 
     def overdue(self, now: int) -> bool:
         """Whether its current call runs longer than `handler_timeout`."""
-        at, deadline = self.current.number, self.current.deadline
-        return at in self.calls and 0 < deadline <= now and self.current.number == at
+        number, deadline = self.current.number, self.current.deadline
+        return number in self.calls and 0 < deadline <= now and self.current.number == number
 
     def kill(self) -> None:
-        with suppress(ValueError):  # it is over already
+        with suppress(ValueError):  # the process object is closed
             self._process.kill()
 
     def wait_for_exit(self) -> str:
-        """Wait for its end, and kill it if that takes long; gives how it ended."""
+        """Wait until the process has exited; kill it if that takes long. Gives its signal or exit code as text."""
         self.link.close()
         self._process.join(GRACE_SECONDS)
         if self._process.exitcode is None:
@@ -105,30 +108,17 @@ class ProcessPool(BaseThreadPool):
 
     stoppable = True
 
-    def __init__(
-        self,
-        settings: Settings,
-        buffer: ItemBuffer,
-        caller: HandlerInvoker,
-        dispatcher: Dispatcher,
-        request_more: Callable[[], None],
-        on_ended: Callable[[], None],
-        handlers: Handlers,
-        fail: Callable[[Exception], None],
-    ) -> None:
-        super().__init__(settings.processes, buffer, request_more, on_ended)
+    def __init__(self, parts: PoolParts, handlers: Handlers, fail: Callable[[Exception], None]) -> None:
+        super().__init__(parts.settings.processes, parts)
         self.item_time = float(CHUNK)
-        self._settings = settings
-        self._caller = caller
-        self._dispatcher = dispatcher
         self._fail = fail
         self._handlers = pickle_handlers(handlers)
-        self._child_settings = msgspec.structs.replace(settings, hooks=Hooks())
+        self._child_settings = msgspec.structs.replace(self._settings, hooks=Hooks())
         self._large = False
-        """Items are too large to be sent ahead: sending could block on a full pipe, and this thread could not watch its child meanwhile."""
-        self._one_by_one = settings.hooks.has_item_hooks
+        """Items are too large to send ahead: a full pipe would block the thread, which must watch its child."""
+        self._one_by_one = self._settings.hooks.has_item_hooks
         self._children: set[ChildProcess] = set()
-        self._failures = 0
+        self._failed_starts = 0
 
     def start(self) -> None:
         self._start(self.max_threads)
@@ -148,14 +138,14 @@ class ProcessPool(BaseThreadPool):
             self._children.add(child)
             if self._dispatcher.stopping:
                 child.kill()
-            with suppress(EOFError, OSError):  # the link broke: the child is no more
+            with suppress(EOFError, OSError):  # the link is broken: the child has exited
                 self._serve(child)
             self._children.discard(child)
             self._handle_exit(child)
         return False
 
     def _serve(self, child: ChildProcess) -> None:
-        """Keep a child busy until the worker drains."""
+        """Send items to a child and receive its messages until the worker drains."""
         while True:
             self._send_items(child)
             if child.calls or not (child.ready or self.closing):
@@ -164,7 +154,7 @@ class ProcessPool(BaseThreadPool):
                 return
 
     def _send_items(self, child: ChildProcess) -> None:
-        """Send items to a child: when it is idle, and, of quick items, some ahead."""
+        """Send items to a child if it is idle; send quick items also ahead."""
         if self.closing or not child.ready:
             return
         portion = self._portion_size(child)
@@ -180,17 +170,16 @@ class ProcessPool(BaseThreadPool):
             return
         if not child.calls:
             child.since = self._dispatcher.now()
-        contexts = [
-            context for some in ([pairs] if self._settings.batch else _singly(pairs)) for _, context in self._dispatcher.contexts(some)
-        ]
+        groups = [pairs] if self._settings.batch else _singly(pairs)
+        contexts = [context for group in groups for _, context in self._dispatcher.contexts(group)]
         for context in contexts:
-            self._caller.begin(context)
+            self._invoker.begin(context)
         for message in _singly(contexts) if self._settings.batch else [contexts]:
             child.send(message)
         self.request_more()
 
     def _portion_size(self, child: ChildProcess) -> int:
-        """How many items to send now; 0 is none."""
+        """How many items to send now; may be 0."""
         size = max(1, min(MAX_PORTION, int(CHUNK / max(1.0, self.item_time))))
         waiting = len(self.buffer)
         if child.calls and (
@@ -202,7 +191,7 @@ class ProcessPool(BaseThreadPool):
     # -- messages from a child -------------------------------------------------------------------------
 
     def _receive(self, child: ChildProcess) -> None:
-        """Wait for a message, but no longer than the current call may take; kill the child when that runs too long."""
+        """Wait for a message, at most as long as the current call may take. Kill the child if the call takes longer."""
         if child.link.poll(self._poll_seconds(child)):
             self._handle_message(child, child.link.recv())
         elif not child.timed_out and child.overdue(self._dispatcher.now()):
@@ -221,7 +210,7 @@ class ProcessPool(BaseThreadPool):
         if isinstance(message, CallsDone):
             done = [number for number in child.calls if number < message.number]
             now = self._dispatcher.now()
-            self._note(max(1, len(done)), now - child.since)
+            self._record_time(max(1, len(done)), now - child.since)
             child.since = now
             for number in done:
                 self._finish(child, number)
@@ -232,10 +221,10 @@ class ProcessPool(BaseThreadPool):
                 self._dispatcher.report_progress(child.calls[message.number], message.text)
         else:
             child.ready = True
-            self._failures = 0
+            self._failed_starts = 0
 
     def _finish(self, child: ChildProcess, number: int) -> None:
-        """A call has ended: settle its items as its result says, or as completed if there is no result."""
+        """Settle the items of an ended call by its result, or as completed if there is no result."""
         context = child.calls.pop(number)
         outcomes = [COMPLETED] * len(context.items)
         if (results := child.results.pop(number, None)) is not None:
@@ -243,49 +232,50 @@ class ProcessPool(BaseThreadPool):
             outcomes = [COMPLETED if outcome == COMPLETED else outcome for outcome in results.outcomes]
             for item, outcome in zip(context.items, outcomes, strict=True):
                 if outcome is not COMPLETED:
-                    self._caller.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
-        self._dispatcher.settle(context, self._caller.end_with_outcomes(context, outcomes))
+                    self._invoker.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
+        self._dispatcher.settle(context, self._invoker.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:
-        """A child has ended: settle its finished calls, fail the one that was running, put the items of the others back."""
+        """After the exit of a child: settle its finished calls, fail the running one, put all other items back."""
         with suppress(EOFError, OSError):
             while child.link.poll(0):
                 self._handle_message(child, child.link.recv())
         how = child.wait_for_exit()
-        error = self._caller.timeout_error() if child.timed_out else ChildProcessExited(f"the worker process died ({how})")
-        back: list[LeasedItem] = []
+        error = self._invoker.timeout_error() if child.timed_out else ChildProcessExited(f"the worker process died ({how})")
+        not_started: list[LeasedItem] = []
         for number, context in list(child.calls.items()):
             if number in child.results or number < child.current.number:
                 self._finish(child, number)
             elif number > child.current.number:
-                back += context.lease_data
+                not_started += context.lease_data
             elif self._dispatcher.stopping:
                 self._dispatcher.settle(context, [RETURNED] * len(context.items))
-            elif (outcomes := self._caller.end(context, error=error)) is not None:
+            elif (outcomes := self._invoker.end(context, error=error)) is not None:
                 self._dispatcher.settle(context, outcomes)
-        if back:
-            self.buffer.put_back(back)
-            self._wake(len(back))
+        if not_started:
+            self.buffer.put_back(not_started)
+            self._wake(len(not_started))
         if not child.ready and not self.closing:
             self._count_failed_start(how)
 
     def _count_failed_start(self, how: str) -> None:
         with self._changing:
-            self._failures += 1
-        if self._failures >= MAX_FAILED_STARTS:
-            text = f"the worker's processes end before they can begin ({how}); look at what they write to stderr, and let the handler's "
-            self._fail(InvalidRequest(f"{text}module be imported without side effects"))
+            self._failed_starts += 1
+        if self._failed_starts >= MAX_FAILED_STARTS:
+            text = f"the worker's processes exit before they are ready ({how}); see what they write to stderr, and make sure that the "
+            self._fail(InvalidRequest(f"{text}handler's module can be imported without side effects"))
 
 
 def pickle_handlers(handlers: Handlers) -> bytes:
-    """The handlers, to be sent to a child; InvalidRequest if that is not possible."""
+    """Pickle the handlers for a child process; InvalidRequest if that is not possible."""
     try:
         return pickle.dumps(handlers)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise InvalidRequest(f"a handler cannot be sent to another process ({error}); define it at the top of a module") from None
+        raise InvalidRequest(f"a handler cannot be sent to another process ({error}); define it at the top level of a module") from None
 
 
 def _pack(pairs: Sequence[LeasedItem]) -> list[CallItems]:
+    """Put neighbouring items of a lease and a batch together."""
     packed = []
     start = 0
     for stop in range(1, len(pairs) + 1):
@@ -311,7 +301,7 @@ def _singly(things: Sequence[T]) -> list[list[T]]:
 
 
 def _error(outcome: Outcome, trace: str) -> Exception:
-    """What a handler raised in a child, as far as it is known here."""
+    """The exception of a handler in a child, rebuilt from its outcome and its traceback."""
     if trace:
         return ChildError(trace)
     if outcome.name == "buried":

@@ -1,26 +1,28 @@
 """One run of a worker, from its first lease to its last settled item.
 
-Owns: `WorkerRun`, which connects the parts and ends them in order.
+Owns: `WorkerRun`, which connects the parts and ends them in the right order.
 
     queue → Fetcher → buffer → handler pool (threads, tasks or child processes) → Settler → queue
 
-Draining: the fetchers stop leasing, the items in the buffer are returned without counting an attempt, the pool finishes its running calls,
-the settlers settle them, and the run ends.
-Stopping at once: running handlers are not waited for. Tasks are cancelled and processes killed, and their items are returned. A thread
-cannot be stopped, so its lease is left to expire: returning its items could have two handlers work on one item.
-All events of a run come through one queue, which the thread in `execute` reads.
+Draining: the fetchers stop leasing, the items in the buffer are returned without counting an attempt, the pool finishes
+its running calls, the settlers settle them, and the run ends.
+Stopping at once: running handlers are not waited for. Tasks are cancelled and child processes killed, and their items
+are returned. A thread cannot be stopped, so its lease is left to expire: if its items were returned, two handlers could
+work on one item at the same time.
+All events of a run go through one queue, which the thread in `execute` reads.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Literal
 
 from penstock.api.items import Item
 from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 from penstock.worker.fetcher import Fetcher, RateLimit
-from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers
+from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers, PoolParts
 from penstock.worker.outcomes import RETURNED
 from penstock.worker.process_pool import ProcessPool
 from penstock.worker.settings import Settings
@@ -32,12 +34,12 @@ from penstock.worker.thread_pool import ThreadPool
 RunEvent = Literal["drain", "stop", "ended", "settled"]
 SIGNAL_SECONDS = 1.0
 GRACE_SECONDS = 2.0
-"""How long to wait for handlers that were stopped, and for the last requests to the queues."""
+"""When stopping at once: how long to wait for cancelled handlers, and for the last requests to the queues."""
 _log = logging.getLogger("penstock.worker")
 
 
 class WorkerRun:
-    """A worker while it runs."""
+    """The state of a running worker."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class WorkerRun:
     ) -> None:
         self._settings = settings
         self._events: SimpleQueue[RunEvent] = SimpleQueue()
-        self._asked = 0
+        self._stop_requests = 0
         self._error: Exception | None = None
         self._draining = False
         self._stopping = False
@@ -58,10 +60,9 @@ class WorkerRun:
         self._buffer: ItemBuffer = SharedBuffer(weights, limit) if limit or len(weights) > 1 else PlainBuffer()
         now = next(iter(weights)).now
         self._dispatcher = Dispatcher(now, self._buffer, handlers)
-        caller = HandlerInvoker(handlers, settings, now)
-        self._caller = caller
-        self._pool = self._make_pool(caller, handlers, loop)
-        self._settlers = {source: Settler(source, counters, self) for source in weights}
+        self._invoker = HandlerInvoker(handlers, settings, now)
+        self._pool = self._make_pool(handlers, loop)
+        self._settlers = {source: Settler(source, counters, self.fail, self.report_late, self.lease_lost) for source in weights}
         total = sum(weights.values())
         self._fetchers = [
             Fetcher(
@@ -79,17 +80,16 @@ class WorkerRun:
             for source, weight in weights.items()
         ]
 
-    def _make_pool(
-        self, caller: HandlerInvoker, handlers: Handlers, loop: asyncio.AbstractEventLoop | None
-    ) -> ThreadPool | TaskPool | ProcessPool:
-        parts = self._settings, self._buffer, caller, self._dispatcher, self._request_more, lambda: self._events.put("ended")
+    def _make_pool(self, handlers: Handlers, loop: asyncio.AbstractEventLoop | None) -> ThreadPool | TaskPool | ProcessPool:
+        on_ended = partial(self._events.put, "ended")
+        parts = PoolParts(self._settings, self._buffer, self._invoker, self._dispatcher, self._request_more, on_ended)
         if self._settings.processes:
-            return ProcessPool(*parts, handlers, self.fail)
+            return ProcessPool(parts, handlers, self.fail)
         if handlers.any_async:
-            return TaskPool(*parts, loop)
-        return ThreadPool(*parts)
+            return TaskPool(parts, loop)
+        return ThreadPool(parts)
 
-    # -- from any thread ---------------------------------------------------------------------------------
+    # -- called in any thread ----------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Start no more handlers and finish the running ones."""
@@ -97,43 +97,44 @@ class WorkerRun:
         self._events.put("drain")
 
     def drain_or_stop(self) -> None:
-        """Drain; asked once more, stop at once. Safe in a signal handler."""
-        self._asked += 1
+        """Drain at the first call, stop at once at the second. Safe in a signal handler."""
+        self._stop_requests += 1
         self._lease_no_more()
-        self._events.put("drain" if self._asked == 1 else "stop")
+        self._events.put("drain" if self._stop_requests == 1 else "stop")
 
     def stop(self) -> None:
         """Stop at once."""
-        self._asked += 1
+        self._stop_requests += 1
         self._lease_no_more()
         self._events.put("stop")
 
     def fail(self, error: Exception) -> None:
-        """End the run; `execute` raises the error."""
+        """Drain because of an error, which `execute` raises at the end."""
         self._error = self._error or error
         self._events.put("drain")
 
     def report_late(self, lease: WorkerLease, items: list[Item]) -> None:
+        """Log that the lease ended before these items were settled, and call the hook `late`."""
         for item in items:
             _log.warning("item %s of queue %r was late: its lease had ended", item.id, lease.source.name)
             if self._settings.hooks.late is not None:
-                self._caller.call_hook(self._settings.hooks.late, item)
+                self._invoker.call_hook(self._settings.hooks.late, item)
 
     def lease_lost(self, lease: WorkerLease) -> None:
-        """A lease was lost: drop its items from the buffer."""
+        """Remove the items of a lost lease from the buffer."""
         for pair in self._buffer.remove(lease):
             self._settlers[lease.source].settle(pair, RETURNED)
 
     def _request_more(self) -> None:
-        """A handler finds few or no items in the buffer: wake the fetchers that should lease more."""
+        """Wake the fetchers whose queue has few or no items in the buffer."""
         for fetcher in self._fetchers:
             if self._buffer.count(fetcher.source) <= fetcher.refill_threshold:
                 fetcher.wake()
 
-    # -- from the beginning to the end -------------------------------------------------------------------
+    # -- the thread of the run ---------------------------------------------------------------------------
 
     def execute(self) -> None:
-        """Work until it is asked to end; raises if a queue can no longer be reached."""
+        """Run until the worker drains or stops. Raises the error that ended the run, such as BrokerClosed."""
         for settler in self._settlers.values():
             settler.start()
         for fetcher in self._fetchers:
@@ -163,7 +164,7 @@ class WorkerRun:
         self._wait_for("ended", GRACE_SECONDS if self._pool.stoppable else 0)
 
     def _next_event(self) -> RunEvent:
-        """Wait for an event, in slices: a signal that the system gives to another thread is handled only when this one wakes."""
+        """Wait for an event. Wakes each second, because Python handles a signal only when the main thread runs."""
         while True:
             try:
                 return self._events.get(timeout=SIGNAL_SECONDS)
@@ -171,7 +172,7 @@ class WorkerRun:
                 continue
 
     def _lease_no_more(self) -> None:
-        """Called at once and not by the thread in `execute`, so that a handler that becomes free in between finds no new items."""
+        """Close the fetchers. Called before the event is read too, so that nothing is leased in between."""
         for fetcher in self._fetchers:
             fetcher.close()
 
@@ -180,7 +181,7 @@ class WorkerRun:
         self._lease_no_more()
         for fetcher in self._fetchers:
             fetcher.join()
-        self._give_back()
+        self._return_buffered()
         _log.info("the worker drains: it starts no more handlers and waits for those that run")
         self._pool.close()
 
@@ -190,7 +191,7 @@ class WorkerRun:
         for settler in self._settlers.values():
             settler.stop_repeating()
 
-    def _give_back(self) -> None:
+    def _return_buffered(self) -> None:
         for pair in self._buffer.clear():
             pair[0].settler.settle(pair, RETURNED)
 
@@ -203,13 +204,13 @@ class WorkerRun:
         return True
 
     def _finish(self) -> None:
-        self._give_back()
+        self._return_buffered()
         self._dispatcher.reporter.close()
         for settler in self._settlers.values():
             while not settler.close(GRACE_SECONDS if self._stopping else 0.1) and not self._stopping:
                 if self._wait_for("stop", 0):
                     self._stop()
         for settler in self._settlers.values():
-            settler.let_go()
+            settler.stop_extending()
         if self._settings.hooks.drained is not None and not self._stopping:
-            self._caller.call_hook(self._settings.hooks.drained)
+            self._invoker.call_hook(self._settings.hooks.drained)

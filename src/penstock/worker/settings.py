@@ -1,6 +1,6 @@
-"""How a worker works: what may be chosen, checked once.
+"""The settings of a worker, checked when the worker is made.
 
-Owns: `Settings` and `Hooks`. Durations are microseconds here, seconds where they are given.
+Owns: `Settings` and `Hooks`. Callers give durations in seconds; `Settings` holds them in microseconds.
 """
 
 import os
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from penstock.api import arguments as calls
+from penstock.api import arguments
 from penstock.api.arguments import Seconds
 from penstock.api.items import Item
 from penstock.words.batch import check_name
@@ -27,21 +27,22 @@ K = TypeVar("K")
 
 
 class Hooks(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions that a worker calls as it goes. What they raise is logged and changes nothing; they should be quick.
+    """Functions that a worker calls when something happens. They should be quick.
 
-    All but `late` and `drained` are called where the handler runs (with `processes`: in the parent).
+    An exception of a hook is logged and has no other effect. `started`, `finished` and `failed` are called in the
+    thread or event loop of the handler; with `processes`, in the parent process.
     """
 
     started: Callable[[Item], object] | None = None
-    """Its handler is about to be called."""
+    """Called before the handler of an item."""
     finished: Callable[[Item, float, OutcomeName], object] | None = None
-    """Its handler has ended, after so many seconds; what is to become of the item."""
+    """Called after the handler of an item: with the seconds it took, and the outcome of the item."""
     failed: Callable[[Item, BaseException], object] | None = None
-    """Its handler raised this, ran too long, or died with its process."""
+    """Called when a handler raised this error, exceeded `handler_timeout`, or its child process exited."""
     late: Callable[[Item], object] | None = None
-    """The lease had ended before the item was settled: what the handler did does not count, and someone else may have the item."""
+    """Called when the lease ended before the item was settled: the outcome is ignored, the item may be leased again."""
     drained: Callable[[], object] | None = None
-    """Everything is settled, and the worker is about to end."""
+    """Called when all items are settled, before `run` returns."""
 
     @property
     def has_item_hooks(self) -> bool:
@@ -49,26 +50,26 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was chosen for a worker."""
+    """The checked settings of a worker."""
 
     name: str
     concurrency: int
-    """Handlers at once: threads, tasks or processes."""
+    """How many handlers may run at once: threads, tasks or processes."""
     per_partition: int
-    """Of those, for one partition; 0 is no limit."""
+    """How many handlers may work on items of one partition at once; 0 is no limit."""
     processes: int
     batch: int
-    """Items of one call; 0 calls the handler with an item, not a list."""
+    """The most items of one call; 0 calls the handler with an item, not a list."""
     retry: RetryPolicy
     handler_timeout: int
-    """0 is none."""
+    """0 is no timeout."""
     lease_timeout: int
-    """0 is the queue's."""
+    """0 uses the lease timeout of the queue."""
     hooks: Hooks
 
     @property
     def capacity(self) -> int:
-        """Items that can be in handlers at once."""
+        """How many items can be in handlers at once."""
         return self.concurrency * (self.batch or 1)
 
 
@@ -84,11 +85,11 @@ def checked_settings(
     name: str | None,
     hooks: Hooks | None,
 ) -> Settings:
-    """What was given, checked."""
+    """Check the arguments of `Worker` and fill in defaults; raises InvalidRequest."""
     check_range("processes", processes, 0, MAX_PROCESSES)
     if processes and concurrency not in (None, processes):
         raise InvalidRequest(
-            f"concurrency is {concurrency} and processes is {processes}; leave concurrency out, as each process is a place"
+            f"concurrency is {concurrency} and processes is {processes}; leave concurrency out: each process runs one handler"
         )
     for what, given, kind in (("retry", retry, RetryPolicy), ("hooks", hooks, Hooks)):
         if given is not None and not isinstance(given, kind):
@@ -102,19 +103,19 @@ def checked_settings(
         processes=processes,
         batch=check_range("batch", batch, 0, MAX_BATCH_ITEMS),
         retry=retry or RetryPolicy(),
-        handler_timeout=0 if handler_timeout is None else calls.bounded_duration(handler_timeout, "handler_timeout", MILLISECOND),
-        lease_timeout=calls.lease_duration(lease_timeout),
+        handler_timeout=0 if handler_timeout is None else arguments.bounded_duration(handler_timeout, "handler_timeout", MILLISECOND),
+        lease_timeout=arguments.lease_duration(lease_timeout),
         hooks=hooks or Hooks(),
     )
 
 
 def default_worker_name() -> str:
-    """Who a worker is unless it is told: this machine and this process."""
+    """Host name and process id."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def queue_weights(queues: Any) -> dict[Any, int]:
-    """The queues of a worker, with their weights."""
+    """The queues of a worker with their weights, from a queue, a list of queues or a dict of weights."""
     if isinstance(queues, Mapping):
         found = {queue: check_range("a weight", weight, 1, MAX_WEIGHT) for queue, weight in queues.items()}
     elif isinstance(queues, list | tuple):
@@ -130,7 +131,7 @@ def queue_weights(queues: Any) -> dict[Any, int]:
 
 
 def queue_rates(rate: float | Mapping[K, float] | None, queues: Mapping[K, int]) -> dict[K, float]:
-    """Items per second, for the queues that have a limit."""
+    """The most items per second of each queue that has such a limit."""
     if rate is None:
         return {}
     found = dict(rate) if isinstance(rate, Mapping) else dict.fromkeys(queues, rate)

@@ -1,19 +1,21 @@
-"""The settler: it tells the queue the outcomes of handled items.
+"""The settler: it sends the outcomes of handled items to the queue.
 
-Owns: `Settler`, one thread per queue. It takes all outcomes there are, sends them in as few requests as possible, and then takes those
-that came meanwhile. So many items share a commit, and a single item does not wait. At a high rate it waits a moment to gather more.
-Rules: a lease whose items are all completed is settled as a whole. A request that storage fails is repeated with the same request id
-until it succeeds or the lease is lost; other partitions do not wait for it. Items that the queue refuses are late: they are reported
-and dropped.
+Owns: `Settler`, one thread per queue. In each round it takes all outcomes that have come and sends them in as few
+requests as possible. So many items share a commit, and a single item does not wait. At a high rate it waits a moment
+before each round, to gather more.
+Rules: a lease whose items are all completed is settled as a whole. A request that fails because of storage is repeated
+with the same request id until it succeeds or the lease is lost; other partitions do not wait for it. Items that the
+queue refuses are late: they are reported and not settled.
 """
 
 import logging
 import os
 import threading
 from collections import defaultdict, deque
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.api.items import Item
 from penstock.loop.requests import SettleAction, SettlePart
@@ -27,15 +29,15 @@ from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
 BUSY_RATE = 2_000 / SECOND
-"""Items a microsecond. Above this rate the settler gathers for GATHER before each round."""
+"""Items per microsecond. Above this rate the settler waits for GATHER before each round."""
 GATHER = 4 * MILLISECOND
 MAX_WAIT = 25 * MILLISECOND
-"""At a high rate: how long a completed item may wait for the others of its lease."""
+"""At a high rate: how long a completed item may wait for the other items of its lease."""
 FIRST_PAUSE, LAST_PAUSE = 50 * MILLISECOND, 5 * SECOND
-"""How long to wait before a failed request is repeated; doubled each time."""
+"""How long to wait before a failed request is repeated; doubled after each failure."""
 MAX_IN_FLIGHT = 500
-"""Requests that wait for an answer at the same time."""
-VERBS: dict[OutcomeName, SettleAction] = {
+"""How many requests may wait for an answer at the same time."""
+ACTIONS: dict[OutcomeName, SettleAction] = {
     "completed": "complete",
     "retried": "retry",
     "buried": "bury",
@@ -46,21 +48,21 @@ _log = logging.getLogger("penstock.worker")
 
 
 class Settlement:
-    """Items of one lease that have the same outcome."""
+    """Items of one lease with the same outcome."""
 
     __slots__ = ("items", "lease", "lease_lost_once", "outcome", "pause", "repeat_at", "request_id")
 
-    def __init__(self, lease: WorkerLease, items: list[Item], outcome: Outcome, request: bytes | None) -> None:
+    def __init__(self, lease: WorkerLease, items: list[Item], outcome: Outcome, request_id: bytes | None) -> None:
         self.lease = lease
         self.items = items
         self.outcome = outcome
-        self.request_id = request
-        """The request id, which makes a repetition harmless. Completing needs none."""
+        self.request_id = request_id
+        """Makes a repeated request harmless. None for a completion, which needs no id."""
         self.pause = FIRST_PAUSE
         self.repeat_at = 0
-        """When to repeat it."""
+        """When to repeat the request."""
         self.lease_lost_once = False
-        """The queue has answered once that the lease was lost."""
+        """The queue has answered once that the lease is lost."""
 
     def part(self) -> SettlePart:
         lease, items = self.lease, self.items
@@ -68,26 +70,27 @@ class Settlement:
         return SettlePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
 
 
-class SettlerListener(Protocol):
-    """What a settler calls when a lease or the queue is lost."""
-
-    def fail(self, error: Exception) -> None:
-        """The queue cannot be reached any more."""
-
-    def report_late(self, lease: WorkerLease, items: list[Item]) -> None:
-        """The lease of these items had ended before they were settled."""
-
-    def lease_lost(self, lease: WorkerLease) -> None:
-        """The whole lease has ended."""
-
-
 class Settler:
-    """Settles the items of one queue."""
+    """Settles the items of one queue.
 
-    def __init__(self, source: SourceQueue, counters: WorkerCounters, listener: SettlerListener) -> None:
+    fail: called when the queue cannot be reached any more.
+    report_late: called when a lease ended before these items were settled.
+    lease_lost: called when a whole lease has ended.
+    """
+
+    def __init__(
+        self,
+        source: SourceQueue,
+        counters: WorkerCounters,
+        fail: Callable[[Exception], None],
+        report_late: Callable[[WorkerLease, list[Item]], None],
+        lease_lost: Callable[[WorkerLease], None],
+    ) -> None:
         self._source = source
         self._counters = counters
-        self._listener = listener
+        self._fail = fail
+        self._report_late = report_late
+        self._lease_lost = lease_lost
         self.wakeup = WakeUp()
         self.completed: deque[LeasedItem] = deque()
         """Completed items that are not settled yet."""
@@ -96,26 +99,22 @@ class Settler:
         self.leases: set[WorkerLease] = set()
         """Leases with unsettled items."""
         self._partial: dict[WorkerLease, list[Item]] = {}
-        """Completed items that wait for the others of their lease."""
+        """Completed items that wait for the other items of their lease."""
         self._busy = False
-        """Items come at a high rate."""
+        """Whether items come at a high rate."""
         self._gathered_at = 0
         self._repeats: list[Settlement] = []
-        """Those whose request failed and will be repeated."""
+        """Settlements whose request failed and will be repeated."""
         self._prefix = os.urandom(8)
         self._requests = 0
         self._closing = threading.Event()
-        self._hurried = False
+        self._repeating_stopped = False
         self._thread = threading.Thread(target=self._run, name=f"penstock settle {source.name}", daemon=True)
 
-    # -- from handlers -----------------------------------------------------------------------------------
-
-    def complete(self, pair: LeasedItem) -> None:
-        self.completed.append(pair)
-        if not self.wakeup.is_set:
-            self.wakeup.set()
+    # -- called by handlers ------------------------------------------------------------------------------
 
     def settle(self, pair: LeasedItem, outcome: Outcome) -> None:
+        """Settle an item in the next round."""
         if outcome is COMPLETED:
             self.completed.append(pair)
         else:
@@ -133,7 +132,7 @@ class Settler:
         self._thread.start()
 
     def close(self, seconds: float | None = None) -> bool:
-        """Settle what is there, then end. Waits up to so many seconds; gives whether it has ended."""
+        """End the thread when all outcomes are settled. Waits up to this many seconds; gives whether it has ended."""
         self._closing.set()
         self.wakeup.set()
         self._thread.join(seconds)
@@ -141,13 +140,13 @@ class Settler:
 
     def stop_repeating(self) -> None:
         """Repeat no request that fails from now on."""
-        self._hurried = True
+        self._repeating_stopped = True
         self.wakeup.set()
 
-    def let_go(self) -> None:
+    def stop_extending(self) -> None:
         """Stop extending the leases of unsettled items, so that they expire."""
         for lease in list(self.leases):
-            lease.let_go()
+            lease.stop_extending()
 
     def _run(self) -> None:
         try:
@@ -160,45 +159,45 @@ class Settler:
                     self._send(batches)
                 elif self._closing.is_set() and not (self._repeats or len(self)):
                     return
-        except Exception as error:  # whatever it is, the worker must not go on without this thread
-            self._listener.fail(error)
+        except Exception as error:  # the worker cannot continue without this thread, whatever the error is
+            self._fail(error)
 
     def _wait_seconds(self) -> float | None:
-        """How long to wait if no more outcomes come; None is for ever."""
-        dues = [settlement.repeat_at for settlement in self._repeats]
+        """How long to wait if no more outcomes come; None is without limit."""
+        times = [settlement.repeat_at for settlement in self._repeats]
         if self._partial:
-            dues.append(min(lease.first_completed_at for lease in self._partial) + MAX_WAIT)
-        if not dues and self._closing.is_set():
+            times.append(min(lease.first_completed_at for lease in self._partial) + MAX_WAIT)
+        if not times and self._closing.is_set():
             return 0.0
-        return max(0.0, (min(dues) - self._source.now()) / SECOND) if dues else None
+        return max(0.0, (min(times) - self._source.now()) / SECOND) if times else None
 
-    # -- what to settle ----------------------------------------------------------------------------------
+    # -- settlements -------------------------------------------------------------------------------------
 
     def _gather(self) -> list[list[Settlement]]:
-        """All that is to be settled now; each inner list goes into one request."""
+        """The settlements of this round; each inner list becomes one request."""
         now = self._source.now()
-        done = self._due(now)
+        by_request = self._take_repeats(now)
         for lease, items in self._take_completed(now).items():
-            done[None].append(Settlement(lease, items, COMPLETED, None))
-        for outcome, leases in self._take_others():
-            request = self._request_id()
-            done[request] = [Settlement(lease, items, outcome, request) for lease, items in leases.items()]
-        return [settlements for settlements in done.values() if settlements]
+            by_request[None].append(Settlement(lease, items, COMPLETED, None))
+        for outcome, leases in self._take_not_completed():
+            request_id = self._next_request_id()
+            by_request[request_id] = [Settlement(lease, items, outcome, request_id) for lease, items in leases.items()]
+        return [settlements for settlements in by_request.values() if settlements]
 
-    def _due(self, now: int) -> dict[bytes | None, list[Settlement]]:
-        """Failed settlements that are due to be repeated, by request id."""
+    def _take_repeats(self, now: int) -> dict[bytes | None, list[Settlement]]:
+        """The failed settlements to repeat now, by request id. Completions have no id: their key is None."""
         found: dict[bytes | None, list[Settlement]] = {None: []}
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for settlement in repeats:
-                if settlement.repeat_at <= now or self._hurried:
+                if settlement.repeat_at <= now or self._repeating_stopped:
                     found.setdefault(settlement.request_id, []).append(settlement)
                 else:
                     self._repeats.append(settlement)
         return found
 
     def _take_completed(self, now: int) -> dict[WorkerLease, list[Item]]:
-        """Completed items by lease. At a high rate those are left out whose lease will be complete in a moment."""
+        """Completed items by lease. At a high rate, items whose lease will soon be complete wait for the next round."""
         completed, found = self.completed, self._partial
         count = len(completed)
         for lease, item in [completed.popleft() for _ in range(count)]:
@@ -207,7 +206,7 @@ class Settler:
             else:
                 found[lease] = [item]
                 lease.first_completed_at = now
-        # an item of a key is settled at once: the next one of its key waits for that
+        # An item with a key is settled at once, because the next item of the key waits for that.
         self._busy = count > BUSY_RATE * (now - self._gathered_at) and not any(lease.keyed for lease in found)
         self._gathered_at = now
         self._partial = {}
@@ -219,19 +218,19 @@ class Settler:
                 del found[lease]
         return found
 
-    def _take_others(self) -> list[tuple[Outcome, dict[WorkerLease, list[Item]]]]:
-        """Items with other outcomes, by outcome and lease. Each item with follow-ups is settled alone."""
-        others = self.not_completed
-        alike: dict[Outcome, dict[WorkerLease, list[Item]]] = defaultdict(lambda: defaultdict(list))
-        alone: list[tuple[Outcome, dict[WorkerLease, list[Item]]]] = []
-        for (lease, item), outcome in [others.popleft() for _ in range(len(others))]:
+    def _take_not_completed(self) -> list[tuple[Outcome, dict[WorkerLease, list[Item]]]]:
+        """Items with other outcomes, by outcome and lease. Each item with follow-ups gets a request of its own."""
+        waiting = self.not_completed
+        grouped: dict[Outcome, dict[WorkerLease, list[Item]]] = defaultdict(lambda: defaultdict(list))
+        single: list[tuple[Outcome, dict[WorkerLease, list[Item]]]] = []
+        for (lease, item), outcome in [waiting.popleft() for _ in range(len(waiting))]:
             if outcome.follow_ups:
-                alone.append((outcome, {lease: [item]}))
+                single.append((outcome, {lease: [item]}))
             else:
-                alike[outcome][lease].append(item)
-        return [*alike.items(), *alone]
+                grouped[outcome][lease].append(item)
+        return [*grouped.items(), *single]
 
-    def _request_id(self) -> bytes:
+    def _next_request_id(self) -> bytes:
         self._requests += 1
         return self._prefix + self._requests.to_bytes(8, "big")
 
@@ -241,7 +240,7 @@ class Settler:
         for start in range(0, len(batches), MAX_IN_FLIGHT):
             portion = batches[start : start + MAX_IN_FLIGHT]
             operations = [self._operation(settlements) for settlements in portion]
-            for settlements, answers in zip(portion, self._ask(operations), strict=True):
+            for settlements, answers in zip(portion, self._execute(operations), strict=True):
                 for settlement, answer in zip(settlements, answers, strict=True):
                     self._handle_answer(settlement, answer)
 
@@ -249,7 +248,7 @@ class Settler:
         outcome = settlements[0].outcome
         return SettleItems(
             queue=self._source.incarnation,
-            action=VERBS[outcome.name],
+            action=ACTIONS[outcome.name],
             parts=[settlement.part() for settlement in settlements],
             delay=outcome.delay,
             reason=outcome.reason,
@@ -258,27 +257,30 @@ class Settler:
             request=settlements[0].request_id,
         )
 
-    def _ask(self, operations: list[SettleItems]) -> list[list[Settled | Refused]]:
-        """Send the operations and wait for all answers. All but the last are submitted, so that the turn of the last executes them too."""
+    def _execute(self, operations: list[SettleItems]) -> list[list[Settled | Refused]]:
+        """Execute the operations and wait for all answers.
+
+        All but the last are only submitted, so that the turn that executes the last one executes them too.
+        """
         answered: SimpleQueue[None] = SimpleQueue()
         answers: dict[int, Any] = {}
 
-        def done(place: int, answer: Any) -> None:
-            answers[place] = answer
+        def done(index: int, answer: Any) -> None:
+            answers[index] = answer
             answered.put(None)
 
-        for place, operation in enumerate(operations[:-1]):
+        for index, operation in enumerate(operations[:-1]):
             try:
-                self._source.submit(operation, partial(done, place))
+                self._source.submit(operation, partial(done, index))
             except PenstockError as error:
-                answers[place] = error
+                answers[index] = error
         answers[len(operations) - 1] = self._source.settle(operations[-1])
         while len(answers) < len(operations):
             answered.get()
-        for place, operation in enumerate(operations):
-            if isinstance(answers[place], PenstockError):
-                answers[place] = [Refused.of(answers[place])] * len(operation.parts)
-        return [answers[place] for place in range(len(operations))]
+        for index, operation in enumerate(operations):
+            if isinstance(answers[index], PenstockError):
+                answers[index] = [Refused.of(answers[index])] * len(operation.parts)
+        return [answers[index] for index in range(len(operations))]
 
     # -- answers -----------------------------------------------------------------------------------------
 
@@ -290,15 +292,17 @@ class Settler:
             late = [item for item in items if item.offset in refused] if refused else []
             self._count(lease, settlement.outcome.name, len(items) - len(late))
         elif isinstance(error, LeaseLost) and not settlement.lease_lost_once:
-            # The request may have come just before the broker extended the lease; the next turn extends it first.
+            # The request may have arrived just before the broker extended the lease. The next turn extends it first.
             settlement.lease_lost_once = True
             self._repeats.append(settlement)
             return
         elif isinstance(error, LeaseLost):
             late = items
-            self._listener.lease_lost(lease)
+            self._lease_lost(lease)
         elif error is not None and settlement.outcome.follow_ups and not error.retryable and not isinstance(error, BrokerClosed):
-            self.settle_all(lease, items, Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}"))
+            outcome = Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}")
+            for item in items:
+                self.settle((lease, item), outcome)
             return
         elif isinstance(error, BrokerClosed | QueueNotFound):
             raise error
@@ -308,25 +312,21 @@ class Settler:
             return
         if late:
             self._count(lease, "late", len(late))
-            self._listener.report_late(lease, late)
+            self._report_late(lease, late)
 
     def discard_lease(self, lease: WorkerLease) -> None:
-        """The lease had ended before its items were handled."""
+        """Count the items of a lease that ended before they were handled as late."""
         self._count(lease, "late", lease.unsettled)
 
-    def settle_all(self, lease: WorkerLease, items: list[Item], outcome: Outcome) -> None:
-        for item in items:
-            self.settle((lease, item), outcome)
-
     def _repeat_later(self, settlement: Settlement, error: PenstockError) -> None:
-        """Repeat a failed request after a pause, or give its items up if repeating cannot help."""
-        if not error.retryable or self._hurried:
-            _log.error("%d items of queue %r cannot be settled: %s", len(settlement.items), self._source.name, error)
+        """Repeat a failed request after a pause, or abandon its items if repeating cannot help."""
+        if not error.retryable or self._repeating_stopped:
+            _log.error("%d items of queue %r cannot be settled, their lease expires: %s", len(settlement.items), self._source.name, error)
             settlement.lease.has_abandoned_items = True
             self._count(settlement.lease, "late", len(settlement.items))
-            self._listener.report_late(settlement.lease, settlement.items)
+            self._report_late(settlement.lease, settlement.items)
             return
-        _log.warning("%d items of queue %r wait to be settled: %s", len(settlement.items), self._source.name, error)
+        _log.warning("settling %d items of queue %r failed and is repeated: %s", len(settlement.items), self._source.name, error)
         settlement.repeat_at = self._source.now() + settlement.pause
         settlement.pause = min(2 * settlement.pause, LAST_PAUSE)
         self._repeats.append(settlement)
@@ -335,5 +335,5 @@ class Settler:
         lease.unsettled -= count
         if lease.unsettled <= 0:
             self.leases.discard(lease)
-            lease.let_go()
+            lease.stop_extending()
         self._counters.add(outcome, count, self._source.now())

@@ -1,6 +1,6 @@
 """The statistics of a worker.
 
-Owns: `WorkerStats`, what `Worker.stats()` gives, and `WorkerCounters`, which are counted under a lock.
+Owns: `WorkerStats`, the result of `Worker.stats()`, and `WorkerCounters`, which count under a lock.
 """
 
 import threading
@@ -14,7 +14,7 @@ WINDOW = 5 * SECOND
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
-    """What a worker has done since it was made."""
+    """The counts of a worker since it was made."""
 
     handled: int
     """Items completed."""
@@ -24,44 +24,44 @@ class WorkerStats(msgspec.Struct, frozen=True):
     buried: int
     snoozed: int
     returned: int
-    """Given back without being handled: not begun when the worker drained, or of a kind it has no handler for."""
+    """Items returned without an attempt: not started when the worker drained, or of a kind without a handler."""
     late: int
     """Attempts whose lease had ended before they were settled."""
     in_hand: int
     """Items leased and not settled yet."""
     per_second: float
-    """Items completed a second, lately."""
+    """Items completed per second, over the last five seconds."""
 
 
 class WorkerCounters:
-    """Counts that several threads add to."""
+    """Counts that several threads may add to."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._marks: deque[tuple[int, int]] = deque()
-        """(when, completed by then), the oldest just outside the window."""
+        self._samples: deque[tuple[int, int]] = deque()
+        """(time, items completed by then), the oldest sample just outside the window."""
 
-    def add(self, what: str, count: int, now: int) -> None:
+    def add(self, outcome: str, count: int, now: int) -> None:
         with self._lock:
-            if not self._marks:
-                self._marks.append((now, 0))
-            self._counts[what] += count
-            if what == "completed":
-                self._mark(now)
+            if not self._samples:
+                self._samples.append((now, 0))
+            self._counts[outcome] += count
+            if outcome == "completed":
+                self._sample(now)
 
-    def _mark(self, now: int) -> None:
-        marks = self._marks
-        if now - marks[-1][0] >= WINDOW // 20:
-            marks.append((now, self._counts["completed"]))
-        while len(marks) > 1 and now - marks[1][0] >= WINDOW:
-            marks.popleft()
+    def _sample(self, now: int) -> None:
+        samples = self._samples
+        if now - samples[-1][0] >= WINDOW // 20:
+            samples.append((now, self._counts["completed"]))
+        while len(samples) > 1 and now - samples[1][0] >= WINDOW:
+            samples.popleft()
 
     def stats(self, now: int) -> WorkerStats:
         with self._lock:
             counts = self._counts
             settled = sum(counts[outcome] for outcome in ("completed", "retried", "buried", "snoozed", "returned", "late"))
-            since, before = self._marks[0] if self._marks else (now, 0)
+            since, before = self._samples[0] if self._samples else (now, 0)
             return WorkerStats(
                 handled=counts["completed"],
                 failed=counts["retried"] + counts["buried"],

@@ -1,17 +1,18 @@
 """The pool of threads in which handlers run.
 
-Owns: `BaseThreadPool`, what the pools of threads and of child processes have in common (starting, sleeping, waking and ending their
-threads), and `ThreadPool`, whose threads call handlers.
+Owns: `BaseThreadPool`, the base of the pools of threads and of child processes (it starts, wakes and ends threads), and
+`ThreadPool`, whose threads call handlers.
 
-Sleeping: an idle thread puts a lock into `_idle` and waits for it. Whoever takes the lock out of `_idle` releases it. So each thread is
-woken exactly once, and the thread that went idle last is woken first.
-Waking: one thread for each new item, unless handlers are so quick that one thread handles all before a second one wakes. If a slow item
-is among them, the fetcher sees that items wait while threads are idle, and wakes more (`spread`).
+Sleeping: an idle thread puts a lock into `_idle` and waits for it. The thread that takes the lock out of `_idle`
+releases it. So each thread is woken exactly once, and the thread that went idle last is woken first.
+Waking: one thread for each new item, unless handlers are so quick that one thread handles all items before a second one
+wakes. If a slow item is among them, the fetcher finds items waiting while threads are idle, and calls `wake_more`.
 
-`_run_simple` is for a handler that takes only the item, without hooks and without a time limit: it costs a few steps an item. All others
-go through `HandlerInvoker`.
-With a `handler_timeout` one more thread watches the others. A thread cannot be stopped. So a thread whose handler runs too long is
-abandoned: its items are retried, its later result is ignored, and another thread is started, up to as many as the pool has.
+`_run_simple` is for a handler that takes only the item, without hooks and without a timeout: it costs a few steps per
+item. All other handlers go through `HandlerInvoker`.
+With a `handler_timeout` one more thread watches the calls. A thread cannot be stopped, so a thread whose handler runs
+too long is abandoned: its items are retried, its later result is ignored, and another thread is started. At most
+`concurrency` threads are abandoned at a time.
 """
 
 import threading
@@ -22,17 +23,15 @@ from typing import Any
 
 from penstock.api.items import Item
 from penstock.words.clock import SECOND
-from penstock.worker.buffer import ItemBuffer
 from penstock.worker.context import Context
-from penstock.worker.handlers import Dispatcher, HandlerInvoker, result_error
+from penstock.worker.handlers import Handler, PoolParts, result_error
 from penstock.worker.outcomes import RETURNED, Outcome
-from penstock.worker.settings import Settings
 from penstock.worker.wakeup import WakeUp
 
 QUICK = 60.0
 """Microseconds. For handlers that take less, only one thread is woken."""
 STRIDE = 64
-"""Most items that a thread handles between two looks at the clock."""
+"""The most items that a thread handles between two readings of the clock."""
 
 
 class BaseThreadPool:
@@ -41,25 +40,24 @@ class BaseThreadPool:
     stoppable = False
     """Whether `cancel` can end running handlers."""
 
-    def __init__(self, most: int, buffer: ItemBuffer, request_more: Callable[[], None], on_ended: Callable[[], None]) -> None:
-        self.max_threads = most
-        self.buffer = buffer
-        self.request_more = request_more
-        """Called when a thread may need more items."""
-        self._on_ended = on_ended
-        """Called when the last thread has ended."""
+    def __init__(self, max_threads: int, parts: PoolParts) -> None:
+        self.max_threads = max_threads
+        self._settings, self.buffer, self._invoker, self._dispatcher, self.request_more, self._on_ended = parts
         self.item_time = QUICK
         """About how many microseconds an item takes in one thread."""
         self.closing = False
         self._idle: deque[threading.Lock] = deque()
         self._changing = threading.Lock()
         self._started = 0
-        self._over = False
+        """Threads that run or will be started, without the abandoned ones."""
+        self._ended = False
         self._threads = 0
+        """How many threads were ever started; the number in their names."""
         self._to_start = 0
         self._step = 1
+        """How many threads `wake_more` wakes."""
 
-    # -- for fetchers ----------------------------------------------------------------------------------
+    # -- called by fetchers ----------------------------------------------------------------------------
 
     @property
     def free_handlers(self) -> int:
@@ -82,7 +80,7 @@ class BaseThreadPool:
                 return
 
     def _start(self, count: int) -> None:
-        """Start so many threads, up to `most` in all. Each new thread starts two others, so that the caller starts only one."""
+        """Start threads, up to `max_threads` in all. Each new thread starts two more; the caller starts only one."""
         with self._changing:
             count = 0 if self.closing else max(0, min(count, self.max_threads - self._started))
             self._started += count
@@ -99,9 +97,9 @@ class BaseThreadPool:
         threading.Thread(target=self._thread_main, name=f"penstock handler {number}", daemon=True).start()
 
     def start(self) -> None:
-        """Prepare before the first item comes, where that takes long."""
+        """Start threads before the first item comes, if starting takes long."""
 
-    # -- the end ---------------------------------------------------------------------------------------
+    # -- end -------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Take no more items. `on_ended` is called when the last thread has finished its items."""
@@ -113,13 +111,13 @@ class BaseThreadPool:
     def cancel(self) -> None:
         """Stop running handlers, if that is possible."""
 
-    def _remove(self, gone: int) -> None:
-        """So many threads have ended or were abandoned."""
+    def _remove(self, count: int) -> None:
+        """Count threads that have ended or were abandoned; call `on_ended` after the last one."""
         with self._changing:
-            self._started -= gone
-            over = self.closing and not self._started and not self._over
-            self._over = self._over or over
-        if over:
+            self._started -= count
+            ended_now = self.closing and not self._started and not self._ended
+            self._ended = self._ended or ended_now
+        if ended_now:
             self._on_ended()
 
     # -- in each thread --------------------------------------------------------------------------------
@@ -135,16 +133,16 @@ class BaseThreadPool:
 
     @abstractmethod
     def _work(self) -> bool:
-        """Handle items until `_sleep` gives False. Gives True if the thread was abandoned, and so already removed from the count."""
+        """Handle items until `_sleep` gives False. Gives True if the thread was abandoned (it is not counted then)."""
 
-    def _note(self, items: int, took: int) -> int:
-        """Note that so many items took so long in one thread. Gives after how many items to look at the clock again."""
-        sample = min(took / items, 8 * self.item_time + 100)
+    def _record_time(self, items: int, duration: int) -> int:
+        """Update `item_time` from so many items in one thread. Gives after how many items to read the clock again."""
+        sample = min(duration / items, 8 * self.item_time + 100)
         self.item_time += (sample - self.item_time) / 8
         return STRIDE if self.item_time < QUICK / 4 else max(1, min(STRIDE, self.max_threads // 8))
 
     def _sleep(self) -> bool:
-        """Wait until there may be items; False when the worker drains."""
+        """Wait until the buffer may have items; False when the worker drains."""
         gate = threading.Lock()
         gate.acquire()
         self._idle.append(gate)
@@ -155,7 +153,7 @@ class BaseThreadPool:
         return not self.closing
 
     def _leave_idle(self, gate: threading.Lock) -> bool:
-        """Take the lock out of `_idle`; False if somebody else has, who will release it."""
+        """Take the lock out of `_idle`; False if another thread has taken it, which will release it."""
         try:
             self._idle.remove(gate)
         except ValueError:
@@ -176,32 +174,22 @@ class _RunningCall:
 class ThreadPool(BaseThreadPool):
     """Threads that call handlers."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        buffer: ItemBuffer,
-        caller: HandlerInvoker,
-        dispatcher: Dispatcher,
-        request_more: Callable[[], None],
-        on_ended: Callable[[], None],
-    ) -> None:
-        super().__init__(settings.concurrency, buffer, request_more, on_ended)
-        self._settings = settings
-        self._caller = caller
-        self._dispatcher = dispatcher
+    def __init__(self, parts: PoolParts) -> None:
+        super().__init__(parts.settings.concurrency, parts)
         self._calls: set[_RunningCall] = set()
         self._abandoned = 0
-        self._watch = WakeUp()
-        if settings.handler_timeout:
-            dispatcher.on_deadline_changed = lambda _: self._watch.set()
+        """Abandoned threads whose handler has not ended."""
+        self._watch_wakeup = WakeUp()
+        if self._settings.handler_timeout:
+            self._dispatcher.on_deadline_changed = lambda _: self._watch_wakeup.set()
             threading.Thread(target=self._watch_timeouts, name="penstock watch", daemon=True).start()
 
     def close(self) -> None:
         super().close()
-        self._watch.set()
+        self._watch_wakeup.set()
 
     def _work(self) -> bool:
-        handle = self._caller.bare_function
+        handle = self._invoker.bare_function
         if handle is not None:
             self._run_simple(handle)
             return False
@@ -215,7 +203,7 @@ class ThreadPool(BaseThreadPool):
 
     def _run_simple(self, handle: Callable[[Item], Any]) -> None:
         buffer, now = self.buffer, self._dispatcher.now
-        take, finished = buffer.take, buffer.handler_ended if buffer.counts_handlers else None
+        take, handler_ended = buffer.take, buffer.handler_ended if buffer.counts_handlers else None
         stride = left = 1
         since = now()
         while True:
@@ -232,18 +220,18 @@ class ThreadPool(BaseThreadPool):
                 if result is not None and (error := result_error(result, False)) is not None:
                     raise error
             except BaseException as error:
-                pair[0].settler.settle(pair, self._caller.record_failure(pair[1], error))
-            else:
+                pair[0].settler.settle(pair, self._invoker.record_failure(pair[1], error))
+            else:  # Settler.settle, written out because this is the fastest path
                 settler = pair[0].settler
                 settler.completed.append(pair)
                 if not settler.wakeup.is_set:
                     settler.wakeup.set()
-            if finished is not None:
-                finished(pair)
+            if handler_ended is not None:
+                handler_ended(pair)
             left -= 1
             if not left:
                 at = now()
-                left = stride = self._note(stride, at - since)
+                left = stride = self._record_time(stride, at - since)
                 since = at
                 self.request_more()
 
@@ -262,33 +250,43 @@ class ThreadPool(BaseThreadPool):
                     self._dispatcher.settle(context, [RETURNED] * len(context.items))
                     continue
                 call.context = context
-                outcomes = self._caller.call(context, handler)
+                outcomes = self._call(context, handler)
                 call.context = None
                 if outcomes is not None:
                     self._dispatcher.settle(context, outcomes)
-            self._note(1, now() - since)
+            self._record_time(1, now() - since)
             self.request_more()
         with self._changing:
             self._abandoned -= 1
 
-    # -- the watch -------------------------------------------------------------------------------------
+    def _call(self, context: Context, handler: Handler) -> list[Outcome] | None:
+        """Run a handler. Gives the outcome of each item, or None if the timeout has decided the outcomes."""
+        self._invoker.begin(context)
+        try:
+            result = handler(self._invoker.handler_argument(context), context)
+        except BaseException as error:
+            return self._invoker.end(context, error=error)
+        return self._invoker.end(context, result)
+
+    # -- timeouts --------------------------------------------------------------------------------------
 
     def _watch_timeouts(self) -> None:
         """Find calls that run too long, until the pool has ended."""
-        while not (self.closing and self._over):
+        while not (self.closing and self._ended):
             now = self._dispatcher.now()
-            ends = [now + self._settings.handler_timeout]
+            times = [now + self._settings.handler_timeout]
             for call in list(self._calls):
                 context = call.context
-                if context is None or not context.deadline or context.cancelled:
+                if context is None or not context.deadline or self._dispatcher.stopping:
                     continue
                 if context.deadline > now:
-                    ends.append(context.deadline)
-                elif (outcomes := self._caller.end(context, error=self._caller.timeout_error())) is not None:
+                    times.append(context.deadline)
+                elif (outcomes := self._invoker.end(context, error=self._invoker.timeout_error())) is not None:
                     self._abandon(call, context, outcomes)
-            self._watch.wait((min(ends) - now) / SECOND)
+            self._watch_wakeup.wait((min(times) - now) / SECOND)
 
     def _abandon(self, call: _RunningCall, context: Context, outcomes: list[Outcome]) -> None:
+        """Settle the items of a call that runs too long. Replace its thread, unless too many threads are abandoned."""
         with self._changing:
             replaced = self.closing or self._abandoned < self.max_threads
             if replaced:

@@ -1,7 +1,7 @@
-"""Workers, as a user makes them.
+"""The public API of workers.
 
-Owns: `Worker`, the decorator `worker`, and the signals that end a worker: SIGTERM and SIGINT are handled while it runs, and their former
-handlers are restored afterwards. Only the main thread can do that.
+Owns: `Worker`, the decorator `worker`, and the signals that end a worker: SIGTERM and SIGINT are handled while the
+worker runs, and their former handlers are restored afterwards. This works in the main thread only.
 """
 
 import asyncio
@@ -29,32 +29,34 @@ F = TypeVar("F", bound=HandlerFunction)
 
 
 class Worker:
-    """Runs a handler on the items of a queue, or of several.
+    """Runs a handler on the items of one or more queues.
 
         def handle(item):
             print(item.value)
 
         penstock.Worker(orders, handle, concurrency=16).run()
 
-    An item is completed when its handler returns, and retried as the policy says when it raises. A handler may raise `Retry(delay)`,
-    `Bury(reason)` or `Snooze(delay)`. While it works its lease is kept from ending, whatever it does. It may be `async def`, and may take
-    a second parameter: a `Context`.
+    An item is completed when its handler returns. When the handler raises, the item is retried by the retry policy; a
+    handler may also raise `Retry(delay)`, `Bury(reason)` or `Snooze(delay)`. The worker extends the lease of an item as
+    long as its handler runs. A handler may be `async def`, and may take a `Context` as a second parameter.
 
-    queues: a Queue, or several; as a dict, with weights: while all have items, each has handlers in proportion to its weight.
-    handler: for every item; or leave it out, and register handlers by kind: `@worker.on("invoice")`. Items of kinds without a handler are
-        left to other workers.
-    concurrency: handlers at once: threads, or tasks if it is async. 1 unless given.
-    per_partition: of those, for one partition of a queue.
-    processes: run handlers in so many child processes, for work that needs a processor. They must be defined at the top of a module.
-    batch: call the handler with a list of up to so many items. It returns when all are done, raises when all failed, and raises
-        `Failed({id: reason})` when some did.
-    retry: how long to wait before the next attempt; see `RetryPolicy`.
-    handler_timeout: a handler that runs longer has failed. A child process is killed, a task is cancelled; a thread cannot be stopped: what
-        it does from then on is not looked at (`context.cancelled` tells it).
-    lease_timeout: how soon others get the items if this process dies; the queue's unless given.
-    rate: items a second at most, for each queue, or a dict of queues to that.
-    name: who works on an item, seen in `stats` and `explain`; machine and process unless given.
-    hooks: functions to be called as the work goes; see `Hooks`.
+    queues: a Queue, a list of queues, or a dict from queues to weights. While all queues have items, each queue gets
+        handlers in proportion to its weight.
+    handler: the handler of every item. Without it, register handlers by kind: `@worker.on("invoice")`. Items of kinds
+        without a handler are returned to the queue for other workers.
+    concurrency: how many handlers run at once: in threads, or in tasks if they are async. The default is 1.
+    per_partition: how many handlers work on items of one partition at once.
+    processes: run handlers in this many child processes, for CPU-bound work. The handlers must be defined at the top
+        level of a module.
+    batch: call the handler with a list of up to this many items. All items are completed when it returns, all failed
+        when it raises, and some failed when it raises `Failed({id: reason})`.
+    retry: how long an item waits for its next attempt; see `RetryPolicy`.
+    handler_timeout: a handler that runs longer than this has failed. A child process is killed and a task is cancelled.
+        A thread cannot be stopped: its result is ignored, and `context.cancelled` becomes true.
+    lease_timeout: how soon other consumers get the items if this process dies. The default is the queue's.
+    rate: the most items per second of each queue, or a dict from queues to such limits.
+    name: the consumer's name in `stats` and `explain`. The default is host name and process id.
+    hooks: functions that the worker calls when something happens; see `Hooks`.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Worker:
         )
         self._handlers = Handlers(None if handler is None else Handler(handler))
         if processes and handler is not None:
-            pickle_handlers(self._handlers)  # or why it cannot be
+            pickle_handlers(self._handlers)  # raises if it cannot be sent to a child process
         sources = {queue: SourceQueue(queue) for queue in weights}
         self._weights = {source: weights[queue] for queue, source in sources.items()}
         self._rates = {sources[queue]: limit for queue, limit in rates.items()}
@@ -110,14 +112,14 @@ class Worker:
 
         return register
 
-    # -- working -------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------
 
     def run(self, *, signals: bool = True) -> None:
-        """Work until it is asked to end: by SIGTERM or SIGINT, or by `stop`. Then it drains: it begins nothing more, finishes and
-        settles what it has begun, gives the rest back, and returns. Asked a second time it stops at once.
+        """Run until SIGTERM, SIGINT or `stop`. Then drain: start no more handlers, wait for the running ones, settle
+        their items, return the other leased items to the queue. A second signal stops at once.
 
-        signals: whether it takes these signals; it can only in the main thread.
-        Raises what ended it if it was not asked: `BrokerClosed`, `QueueNotFound`.
+        signals: whether to handle these signals; this works in the main thread only.
+        Raises an error that ended the run: `BrokerClosed`, `QueueNotFound`.
         """
         run = self._begin(None)
         try:
@@ -127,10 +129,10 @@ class Worker:
             self._run = None
 
     async def arun(self, *, signals: bool = True) -> None:
-        """As `run`, in an async program: async handlers run in its event loop. Cancelling it drains it, a second time stops it at once."""
+        """As `run`, with async handlers in the caller's event loop. Cancelling drains, cancelling again stops."""
         loop = asyncio.get_running_loop()
         run = self._begin(loop)
-        over: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
 
         def execute() -> None:
             error: BaseException | None = None
@@ -138,52 +140,52 @@ class Worker:
                 run.execute()
             except BaseException as caught:
                 error = caught
-            with suppress(RuntimeError):  # the loop was closed: nobody waits
-                loop.call_soon_threadsafe(_resolve, over, error)
+            with suppress(RuntimeError):  # the loop is closed: no task waits for the end
+                loop.call_soon_threadsafe(_resolve, ended, error)
 
         try:
             with _signals_handled(run.drain_or_stop, signals):
                 threading.Thread(target=execute, name="penstock worker", daemon=True).start()
-                await _wait_for_end(over, run)
+                await _wait_for_end(ended, run)
         finally:
             self._run = None
 
     def _begin(self, loop: asyncio.AbstractEventLoop | None) -> WorkerRun:
         with self._starting:
             if self._run is not None:
-                raise InvalidRequest("the worker is running already; make another one, or raise its concurrency")
+                raise InvalidRequest("the worker is running already; make another worker, or raise its concurrency")
             self._handlers.check()
             self._run = WorkerRun(self._weights, self._rates, self._handlers, self._settings, self._counters, loop)
             return self._run
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Ask it to end, from anywhere: drain, or stop at once. This does not wait; if the worker does not run, nothing happens."""
+        """Make the worker drain, or stop at once. Safe in any thread. Does not wait; no effect if it does not run."""
         run = self._run
         if run is not None and at_once:
             run.stop()
         elif run is not None:
             run.drain()
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- other ---------------------------------------------------------------------------------------
 
     def stats(self) -> WorkerStats:
-        """What it has done since it was made."""
+        """The counts since the worker was made."""
         return self._counters.stats(next(iter(self._weights)).now())
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        """Call the handler by itself, as a test may want to."""
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call the handler directly, as in a test."""
         if self._handlers.default is None:
             raise InvalidRequest("the worker has no handler for every kind; call the function itself")
-        return self._handlers.default.function(*given, **named)
+        return self._handlers.default.function(*args, **named)
 
     def __repr__(self) -> str:
         names = ", ".join(repr(source.name) for source in self._weights)
-        many = f"processes={self._settings.processes}" if self._settings.processes else f"concurrency={self._settings.concurrency}"
-        return f"Worker({names}, {many}{', running' if self._run is not None else ''})"
+        size = f"processes={self._settings.processes}" if self._settings.processes else f"concurrency={self._settings.concurrency}"
+        return f"Worker({names}, {size}{', running' if self._run is not None else ''})"
 
 
 def worker(queues: Queues, **options: Any) -> Callable[[HandlerFunction], Worker]:
-    """Make a function a worker; it takes the options of `Worker`.
+    """A decorator that makes a worker of a function. It takes the options of `Worker`.
 
         @penstock.worker(orders, concurrency=4)
         def handle(item):
@@ -191,7 +193,7 @@ def worker(queues: Queues, **options: Any) -> Callable[[HandlerFunction], Worker
 
         handle.run()
 
-    It can still be called as the function that it was.
+    The worker can still be called as the function.
     """
 
     def make(function: HandlerFunction) -> Worker:
@@ -202,41 +204,41 @@ def worker(queues: Queues, **options: Any) -> Callable[[HandlerFunction], Worker
     return make
 
 
-def _resolve(over: "asyncio.Future[None]", error: BaseException | None) -> None:
-    if over.done():
+def _resolve(ended: "asyncio.Future[None]", error: BaseException | None) -> None:
+    if ended.done():
         return
     if error is None:
-        over.set_result(None)
+        ended.set_result(None)
     else:
-        over.set_exception(error)
+        ended.set_exception(error)
 
 
-async def _wait_for_end(over: "asyncio.Future[None]", run: WorkerRun) -> None:
-    """Wait for the end of a run. A cancellation asks the run to end, and is raised when it has ended."""
+async def _wait_for_end(ended: "asyncio.Future[None]", run: WorkerRun) -> None:
+    """Wait for the end of a run. A cancellation makes the run drain or stop, and is raised when the run has ended."""
     cancelled: asyncio.CancelledError | None = None
-    while not over.done():
+    while not ended.done():
         try:
-            await asyncio.shield(over)
+            await asyncio.shield(ended)
         except asyncio.CancelledError as error:
             cancelled = error
             run.drain_or_stop()
     if cancelled is not None:
         raise cancelled
-    over.result()
+    ended.result()
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def _signals_handled(ask: Callable[[], None], wanted: bool = True) -> Iterator[None]:
-    """Within this, each of the signals calls `ask`; in a thread other than the main thread nothing changes."""
+def _signals_handled(action: Callable[[], None], wanted: bool = True) -> Iterator[None]:
+    """Call `action` at each of the signals while the block runs. No effect outside the main thread."""
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: Any) -> None:
-        ask()
+        action()
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
