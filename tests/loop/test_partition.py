@@ -7,6 +7,7 @@ import pytest
 
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.log import Frame, FrameType
+from penstock.loop import item_cache
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
@@ -45,6 +46,19 @@ def test_produces_of_a_turn_share_a_frame(partition: PartitionUnderTest) -> None
         partition.wrapped.run(Produce(items(letter)))
     partition.wrapped.commit()
     assert frame_types(partition)[len(before) :] == [FrameType.DATA]
+
+
+def test_a_produce_evicted_from_the_cache_is_read_while_another_of_its_frame_is_cached(
+    partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in one frame of the log; the frame that is read takes the place of the one that is cached."""
+    monkeypatch.setattr(item_cache, "FRAMES_BYTES", 2_000)
+    partition.wrapped.run(Produce(items([b"x" * 1_500])))
+    partition.wrapped.run(Produce(items("y")))
+    partition.wrapped.commit()
+    assert partition.wrapped.payloads([0, 1]) == [b"x" * 1_500]
+    partition.produce("z")  # the cache is over its limit: it drops what was read, the first item
+    assert partition.wrapped.payloads([0, 3]) == [b"x" * 1_500, b"y", b"z"]
 
 
 def test_a_turn_that_only_leases_owes_no_sync_and_others_do(partition: PartitionUnderTest) -> None:

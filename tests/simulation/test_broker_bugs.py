@@ -147,7 +147,7 @@ def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
 
 @bug(40)
 def follow_ups_are_forgotten(patch: Patch) -> None:
-    patch.setattr(settle, "promises", lambda state, letters: [])
+    patch.setattr(settle, "follow_up_records", lambda state, batches: [])
 
 
 @bug(40)
@@ -204,12 +204,12 @@ def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
 
 @bug(400)
 def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
-    patch.setattr(resizing, "drained", lambda *args: True)
+    patch.setattr(resizing, "is_drained", lambda *args: True)
 
 
 @bug(40)
 def a_fence_does_not_wait_for_what_is_leased(patch: Patch) -> None:
-    patch.setattr(resizing, "unresolved", lambda *args: False)
+    patch.setattr(resizing, "key_is_unresolved", lambda *args: False)
 
 
 @bug(300)
@@ -329,7 +329,7 @@ def answers_leave_before_the_commit(patch: Patch) -> None:
 
 @bug(40)
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settle, "note_failure", lambda *_: None)
+    patch.setattr(settle, "add_failure", lambda *_: None)
 
 
 @bug(40)
@@ -483,7 +483,7 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
     read_what_is_out(patch, ResizeStep, "_narrow")
     read_what_is_out(patch, ResizeStep, "_lift")
-    read_what_is_out(patch, ResizeStep, "upkeep")
+    read_what_is_out(patch, ResizeStep, "advance_fences")
 
 
 @bug(400)

@@ -88,7 +88,7 @@ def a_late_finisher_is_believed(patch: Patch) -> None:
 
 @bug
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settle, "note_failure", lambda *_: None)
+    patch.setattr(settle, "add_failure", lambda *_: None)
 
 
 @bug
@@ -212,14 +212,14 @@ def half_of_a_torn_group_is_kept(patch: Patch) -> None:
 
 @bug
 def retention_takes_what_is_still_needed(patch: Patch) -> None:
-    patch.setattr(retention, "needed", lambda state, stop: RunSet())
-    patch.setattr(planning, "needed", lambda state, stop: RunSet())
+    patch.setattr(retention, "offsets_to_keep", lambda state, stop: RunSet())
+    patch.setattr(planning, "offsets_to_keep", lambda state, stop: RunSet())
 
 
 @bug
 def retention_takes_what_is_younger_than_max_age(patch: Patch) -> None:
     right = planning.segment_ends
-    patch.setattr(planning, "ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
+    patch.setattr(planning, "segment_ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
 
 
 @bug
@@ -276,12 +276,12 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 @bug
 def a_missing_oldest_segment_goes_unnoticed(patch: Patch) -> None:
-    patch.setattr(partition_recovery, "lose_front", lambda state, first_offset, where: [])
+    patch.setattr(partition_recovery, "mark_missing_front", lambda state, first_offset, where: [])
 
 
 @bug
 def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None:
-    patch.setattr(partition_recovery, "lost_front", lambda *_: [])
+    patch.setattr(partition_recovery, "find_missing_front", lambda *_: [])
 
 
 @bug

@@ -172,7 +172,7 @@ class ItemCache:
     def _replace(self, read: FrameColumns) -> None:
         """Hold a frame that was read, instead of the produces in it that were held one by one: what is held never overlaps."""
         low, high = bisect_left(self._bases, read.base), bisect_left(self._bases, read.stop)
-        if high - low == 1 and self._held[self._bases[low]].stop == read.stop:
+        if high - low == 1 and self._bases[low] == read.base and self._held[read.base].stop == read.stop:
             return
         self._let_go(low, high)
         self._add(read)

@@ -25,6 +25,8 @@ class Request:
     verb: ClassVar[str] = "request"
     reserved: ClassVar[bool] = False
     """May take one of the places kept free for what relieves a queue."""
+    needs_all_open = True
+    """Of a request for the whole queue: whether it needs every partition open, or the summaries of closed ones will do."""
 
     def __init__(self, deadline: int = 0) -> None:
         self.deadline = deadline
@@ -236,7 +238,6 @@ class FunctionRequest(Request):
         super().__init__(deadline)
         self.function = function
         self.needs_all_open = needs_all_open
-        """Whether it needs every partition open; else what is known of the closed ones will do."""
         self.recorded_elsewhere = recorded_elsewhere
         """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
 

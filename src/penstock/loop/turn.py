@@ -162,7 +162,7 @@ class QueueEngine(CommitTracker):
                 continue
             known = self._needs(request)
             needs = self.handles.keys() if known is None else known
-            if self.closed and not (known is None and not getattr(request, "opens", True)):
+            if self.closed and not (known is None and not request.needs_all_open):
                 self._open(number for number in needs if number in self.closed)
             awaited = any(number in self.handles_in_io and self.handles_in_io[number].is_worth_waiting_for for number in needs)
             if not awaited and reserved.isdisjoint(needs) and not (request.deferred and self._only_slow(known)):
