@@ -90,10 +90,10 @@ def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> Non
     partition.complete(partition.lease().lease)
     log = partition.wrapped.log
     whole = list(frame_events(log))
-    assert {one.event for _, happenings in whole for one in happenings} == set(Kind) - {Kind.LOST}
+    assert {one.event for _, runs in whole for one in runs} == set(Kind) - {Kind.LOST}
     for cut in range(1, max(sequence for sequence, _ in whole) + 2):
         assert [*frame_events(log, 0, cut), *frame_events(log, cut)] == whole
-    assert [event for _, happenings in whole for one in happenings for event in one.events()] == list(events(log))
+    assert [event for _, runs in whole for one in runs for event in one.events()] == list(events(log))
 
 
 def test_a_published_log_tells_the_same(file_partition: PartitionUnderTest) -> None:

@@ -52,7 +52,7 @@ def test_a_produce_evicted_from_the_cache_is_read_while_another_of_its_frame_is_
     partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are in one frame of the log; the frame that is read takes the place of the one that is cached."""
-    monkeypatch.setattr(item_cache, "FRAMES_BYTES", 2_000)
+    monkeypatch.setattr(item_cache, "CACHE_BYTES", 2_000)
     partition.wrapped.run(Produce(items([b"x" * 1_500])))
     partition.wrapped.run(Produce(items("y")))
     partition.wrapped.commit()

@@ -51,8 +51,8 @@ class LeaseSource:
 
     __slots__ = ("_aging", "_changes", "_good_until", "_heads", "_partition", "_shift", "_used", "entry", "member", "rank", "ready")
 
-    def __init__(self, member: PartitionHandle) -> None:
-        self.member = member
+    def __init__(self, handle: PartitionHandle) -> None:
+        self.handle = handle
         self.ready = 0
         """How many items are ready, whether or not their keys are free; 0 while leasing is paused."""
         self.rank: Rank | None = None
@@ -69,7 +69,7 @@ class LeaseSource:
     @property
     def changed(self) -> bool:
         """Whether anything happened in the partition since the last look."""
-        return self._partition is not self.member.partition or self._partition is None or self._partition.records_applied != self._changes
+        return self._partition is not self.handle.partition or self._partition is None or self._partition.records_applied != self._changes
 
     def look(self, now: int) -> bool:
         """See what there is at `now`, by the queue's clock; whether there is anything to lease."""
@@ -78,7 +78,7 @@ class LeaseSource:
         return self.rank is not None
 
     def _look(self, now: int) -> None:
-        partition = self.member.partition
+        partition = self.handle.partition
         if partition is not None and self.changed:
             state = partition.state
             self._partition, self._changes = partition, partition.records_applied
@@ -101,14 +101,14 @@ class LeaseSource:
             self.entry = None
         else:  # by the second: of partitions that are about equally old, the one that was not leased from for longest comes first
             about = Rank(self.rank.priority, self.rank.since - self.rank.since % SAME_AGE)
-            self.entry = (about, self._used, self.member.number, self)
+            self.entry = (about, self._used, self.handle.number, self)
 
     def own_time(self, rank: Rank) -> Rank:
         """A rank by the queue's clock as this partition counts time."""
         return Rank(rank.priority, rank.since + self._shift)
 
     def __repr__(self) -> str:
-        return f"Stock({self.member.number}, {self.ready} ready, {self.rank})"
+        return f"Stock({self.handle.number}, {self.ready} ready, {self.rank})"
 
 
 class SourcesByRank:
@@ -117,14 +117,14 @@ class SourcesByRank:
     def __init__(self, found: Iterable[LeaseSource], now: int) -> None:
         self._now = now
         self._current: LeaseSource | None = None
-        self._others = [stock.entry for stock in found if stock.entry is not None]
+        self._others = [source.entry for source in found if source.entry is not None]
         heapify(self._others)
 
     def __bool__(self) -> bool:
         return self._current is not None or bool(self._others)
 
     def __iter__(self) -> Iterator[LeaseSource]:
-        yield from (stock for *_, stock in self._others)
+        yield from (source for *_, source in self._others)
         if self._current is not None:
             yield self._current
 
@@ -147,9 +147,9 @@ class SourcesByRank:
         """The partition that `best` gave has nothing (more) to give in this turn, unless it is added again."""
         self._current = None
 
-    def add(self, stock: LeaseSource) -> None:
-        if stock.look(self._now) and stock.entry is not None:
-            heappush(self._others, stock.entry)
+    def add(self, source: LeaseSource) -> None:
+        if source.look(self._now) and source.entry is not None:
+            heappush(self._others, source.entry)
 
     def _bound(self) -> Rank | None:
         """The worst that is not clearly worse than the best of the others."""
@@ -185,13 +185,13 @@ def shares(wants: Sequence[int], there: int) -> list[int]:
 class LeaseStep:
     """Those who wait for items."""
 
-    def __init__(self, partitions: PartitionSet, carrying: TransferStep, resizing: ResizeStep) -> None:
+    def __init__(self, partitions: PartitionSet, transfer_step: TransferStep, resize_step: ResizeStep) -> None:
         self._partitions = partitions
-        self._carrying = carrying
-        self._resizing = resizing
+        self._transfer_step = transfer_step
+        self._resize_step = resize_step
         self.waiting: list[requests.LeaseRequest] = []
-        self._stocks: dict[int, LeaseSource] = {}  # by the number of the partition
-        self._deals = 0
+        self._sources: dict[int, LeaseSource] = {}  # by the number of the partition
+        self._rounds_dealt = 0
         self.search_unfinished = False  # a partition has to look further before it knows whether it has something
         self.has_cancelled = False
         """Somebody who waited is gone. Set from any thread."""
@@ -250,35 +250,35 @@ class LeaseStep:
         For a bare one it is no matter if a partition that is out of order knows more: whoever has not noted those leases lets them end.
         """
         found, again = [], False
-        for member in self._partitions.usable():
+        for handle in self._partitions.usable():
             part, command = 0, self._command(request, request.want)
-            while member.state.requests.get(command.request or b"", member.usable_partition.now().elapsed) is not None:
+            while handle.state.requests.get(command.request or b"", handle.usable_partition.now().elapsed) is not None:
                 again = True
-                granted = self._partitions.run(member, command)
+                granted = self._partitions.run(handle, command)
                 if isinstance(granted, LeaseAnswer) and granted.lease:
-                    found.append((member, granted))
+                    found.append((handle, granted))
                 part += 1
                 command = self._command(request, request.want, part)
-        broken = next((member for member in self._partitions.handles.values() if member.error is not None), None)
+        broken = next((handle for handle in self._partitions.handles.values() if handle.error is not None), None)
         if broken is not None and not again and not request.without_payloads:
             raise broken.refusal  # it may be the one that knows
         return found if again else None
 
     def assign(self, now: int) -> None:
         """Give out what is ready; tell those whose time is over."""
-        stocks = self._look(self._partitions.maybe_ready(), now)
-        if not stocks and (self.earliest is None or now < self.earliest) and not self.search_unfinished and not self.has_cancelled:
+        sources = self._look(self._partitions.maybe_ready(), now)
+        if not sources and (self.earliest is None or now < self.earliest) and not self.search_unfinished and not self.has_cancelled:
             return
         self.has_cancelled = False
         self.search_unfinished = False
         waiting = [request for request in self.waiting if not request.cancelled and not request.done]
-        there = sum([stock.ready for stock in stocks])
+        there = sum([source.ready for source in sources])
         front = waiting[:there]  # nobody behind them can get anything
         given: list[list[tuple[PartitionHandle, LeaseAnswer]]] = [[] for _ in front]
         if front:
             left = shares([request.want for request in front], there)
-            self._deals += 1
-            self._hand_out(front, given, left, SourcesByRank(stocks, now))
+            self._rounds_dealt += 1
+            self._hand_out(front, given, left, SourcesByRank(sources, now))
         still: list[requests.LeaseRequest] = []
         for index, request in enumerate(waiting):
             if index < len(given) and given[index]:
@@ -292,14 +292,14 @@ class LeaseStep:
 
     def _saw_all(self, request: requests.LeaseRequest) -> bool:
         """Whether every partition but slow ones was looked at for a request whose time is over: in a busy queue one is always out."""
-        out = {number for number, member in self._partitions.handles_in_io.items() if member.is_worth_waiting_for}
+        out = {number for number, handle in self._partitions.handles_in_io.items() if handle.is_worth_waiting_for}
         request.unchecked_partitions = out if request.unchecked_partitions is None else request.unchecked_partitions & out
         return not request.unchecked_partitions
 
     def _give_nothing(self, request: requests.LeaseRequest) -> None:
         """There is nothing; or nobody can say, because no partition is in order."""
-        broken = next((member for member in self._partitions.handles.values() if member.error is not None), None)
-        if broken is not None and all(member.error is not None for member in self._partitions.handles.values()):
+        broken = next((handle for handle in self._partitions.handles.values() if handle.error is not None), None)
+        if broken is not None and all(handle.error is not None for handle in self._partitions.handles.values()):
             request.finish(error=broken.refusal)
         else:
             request.finish([])
@@ -307,12 +307,12 @@ class LeaseStep:
     def _look(self, available: Iterable[PartitionHandle], now: int) -> list[LeaseSource]:
         """What there is to lease in those of these partitions that are in order and have something."""
         found = []
-        for member in available:
-            stock = self._stocks.get(member.number)
-            if stock is None or stock.member is not member:
-                stock = self._stocks[member.number] = LeaseSource(member)
-            if member.is_usable and stock.look(now):
-                found.append(stock)
+        for handle in available:
+            source = self._sources.get(handle.number)
+            if source is None or source.handle is not handle:
+                source = self._sources[handle.number] = LeaseSource(handle)
+            if handle.is_usable and source.look(now):
+                found.append(source)
         return found
 
     def _hand_out(
@@ -320,70 +320,70 @@ class LeaseStep:
         waiting: list[requests.LeaseRequest],
         given: list[list[tuple[PartitionHandle, LeaseAnswer]]],
         left: list[int],
-        stocks: SourcesByRank,
+        sources: SourcesByRank,
     ) -> None:
         """Rounds of dealing. Where there are keys, each of several takes a part at a time: held keys make items scarcer than they seem.
 
         One whose request has an id takes all at once, so that a partition remembers few leases for it.
         """
-        several = len(waiting) > 1 and any(stock.member.state.keys.by_key or stock.member.state.lanes.keyed for stock in stocks)
+        several = len(waiting) > 1 and any(source.handle.state.keys.by_key or source.handle.state.lanes.keyed for source in sources)
         crowd = len(waiting) if several else 1
         handed = True
-        while handed and stocks:
+        while handed and sources:
             handed = False
             for index, request in enumerate(waiting):
                 alone = crowd == 1 or request.request is not None
                 portion = left[index] if alone else min(left[index], max(1, request.want // crowd))
-                if not stocks:
+                if not sources:
                     return
                 if not portion:
                     continue
-                parts = self._take(request, portion, stocks)
+                parts = self._take(request, portion, sources)
                 given[index] += parts
                 left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
                 handed = handed or bool(parts)
 
-    def _take(self, request: requests.LeaseRequest, want: int, stocks: SourcesByRank) -> list[tuple[PartitionHandle, LeaseAnswer]]:
+    def _take(self, request: requests.LeaseRequest, want: int, sources: SourcesByRank) -> list[tuple[PartitionHandle, LeaseAnswer]]:
         """Up to `want` items, the best of all partitions first; those that have nothing (more) to give are left out from now on."""
         parts: list[tuple[PartitionHandle, LeaseAnswer]] = []
         asked: dict[int, int] = {}
         left_out: list[LeaseSource] = []
         many, room = want > MANY, MAX_BATCH_BYTES
-        while want > 0 and (stock := stocks.best()) is not None:
-            member = stock.member
-            each = self._mean_bytes(member) if many else 0
+        while want > 0 and (source := sources.best()) is not None:
+            handle = source.handle
+            each = self._mean_bytes(handle) if many else 0
             if parts and room < each:
                 break
-            until = stocks.until()
-            granted = self._lease(member, self._command(request, _holdable(want, room, each), asked.get(member.number, 0), until))
+            until = sources.until()
+            granted = self._lease(handle, self._command(request, _holdable(want, room, each), asked.get(handle.number, 0), until))
             if granted is not None and granted.lease:  # a plan may stop early: it is asked until it gives nothing
-                parts.append((member, granted))
-                asked[member.number] = asked.get(member.number, 0) + 1
+                parts.append((handle, granted))
+                asked[handle.number] = asked.get(handle.number, 0) + 1
                 want -= granted.count
                 room -= granted.count * each
-                stock.use(self._deals)
-            elif granted is None or until is None or not stock.changed:  # else it passed over what was good, and is as good as what is left
-                stocks.leave_out()
-                left_out.append(stock)
+                source.use(self._rounds_dealt)
+            elif granted is None or until is None or not source.changed:  # else it passed over what was good, and is as good as what is left
+                sources.leave_out()
+                left_out.append(source)
         if request.request is not None:  # that a request with an id is given nothing says nothing about the others who wait
-            for stock in left_out:
-                stocks.add(stock)
+            for source in left_out:
+                sources.add(source)
         return parts
 
-    def _mean_bytes(self, member: PartitionHandle) -> int:
+    def _mean_bytes(self, handle: PartitionHandle) -> int:
         """About how many bytes an item of this partition takes in a reply."""
         with suppress(PenstockError):  # the commit says what is wrong
-            return mean_bytes(member.usable_partition.log.segments(), member.state)
+            return mean_bytes(handle.usable_partition.log.segments(), handle.state)
         return 0
 
-    def _lease(self, member: PartitionHandle, command: commands.AcquireLease) -> LeaseAnswer | None:
+    def _lease(self, handle: PartitionHandle, command: commands.AcquireLease) -> LeaseAnswer | None:
         partitions = self._partitions
-        command.moved_slots = self._resizing.moved_slots(member.number)
+        command.moved_slots = self._resize_step.moved_slots(handle.number)
         while True:
             try:
-                answer = partitions.run(member, command, rounds=ROUNDS)
+                answer = partitions.run(handle, command, rounds=ROUNDS)
                 if isinstance(answer, StraysFound):
-                    self._carrying.forward(member, answer.offsets)
+                    self._transfer_step.forward(handle, answer.offsets)
                     continue
             except PenstockError:
                 return None  # the commit says what is wrong

@@ -91,18 +91,18 @@ class Partition:
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
-        self._floor = FreeSpaceCheck(log, min_free_bytes)
+        self._free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
         """Buried items that retention took and nobody has told of yet: whoever does takes them off."""
         self.maintenance_error: StorageFailed | None = None
         """Why keeping the files in order failed, if it did and nobody has told of it yet."""
-        self._timetable = RetentionSchedule()
+        self._schedule = RetentionSchedule()
         self._room = 0
         self._segment_base = 0
         self._segment_started = 0  # by elapsed time
         self._unreplayed = 0
-        self._frames = ItemCache(log)
-        self._blocks = BlockCache(self._frames)
+        self._items = ItemCache(log)
+        self._blocks = BlockCache(self._items)
         self._staged: list[Record] = []  # decided and applied, not yet appended
         self._appended: list[Appended] = []  # since the last commit
         self._answered: list[Appended] = []  # committed without a sync, and not synced since
@@ -127,9 +127,9 @@ class Partition:
         state, raw = self.state, self._clock.read()
         shift, rebooted = elapsed_shift(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
-        self._frames.clear()
+        self._items.clear()
         self._blocks.clear()
-        self._timetable.opened(self._turn.elapsed)
+        self._schedule.opened(self._turn.elapsed)
         if self.log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
             self._rotate()
         else:
@@ -201,7 +201,7 @@ class Partition:
     def summary(self) -> Summary:
         """What is worth knowing of it once it is closed."""
         segments = self.log.segments()
-        self._timetable.learn(segments, self.now().elapsed)
+        self._schedule.learn(segments, self.now().elapsed)
         found = summary.summarize(self.state, sum(facts.size_bytes for facts in segments))
         due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
         found.due_elapsed = min(due, default=None)
@@ -229,8 +229,8 @@ class Partition:
         A storage failure in here undoes everything run since the last commit, and `commit` will say so too.
         """
         self._usable()
-        if self._floor.bytes and type(command) is Produce and command.source is None:
-            self._floor.check()
+        if self._free_space.bytes and type(command) is Produce and command.source is None:
+            self._free_space.check()
         now = self.now()
         if self._fetched:
             self._blocks.trim()
@@ -416,10 +416,10 @@ class Partition:
             self.maintenance_error = error
             with contextlib.suppress(PenstockError):
                 self.reopen()
-            self._timetable.postpone(self.now().elapsed, self.state.policy.retention)
+            self._schedule.postpone(self.now().elapsed, self.state.policy.retention)
         except InvalidRequest:  # a state too large for one frame: the segment goes on
             self._plan_rotation(self._segment_bytes, self._segment_base, self._turn.elapsed)
-            self._timetable.postpone(self._turn.elapsed, self.state.policy.retention)
+            self._schedule.postpone(self._turn.elapsed, self.state.policy.retention)
         except BaseException:  # an interrupt: the log may be half way into another segment
             self.failed = True
             raise
@@ -458,7 +458,7 @@ class Partition:
         staged = self._staged
         for record in staged:
             if type(record) is Produced:
-                self._frames.put(record, self._turn.wall)
+                self._items.put(record, self._turn.wall)
             if type(record) not in _NEEDS_NO_SYNC or (type(record) is RequestAnswered and record.ids is not None):
                 self.owes_sync = True
         drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
@@ -466,7 +466,7 @@ class Partition:
         group = (self.log.sequence, staged, self._turn)
         self._appended, self._staged = [*self._appended, group], []  # no interrupt comes between two assignments
         self._room -= size
-        self._floor.used(size)
+        self._free_space.used(size)
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:
@@ -546,7 +546,7 @@ class Partition:
             return None
         if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
-        return self._timetable.next(retention, self._rotate_at(), self.records_applied)
+        return self._schedule.next(retention, self._rotate_at(), self.records_applied)
 
     def _rotate_at(self) -> int | None:
         """When the newest segment is closed although nothing is written to it; None when it holds no items."""
@@ -595,8 +595,8 @@ class Partition:
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
-            self._frames.clear()
-        self._timetable.looked(self.log.segments(), now, retention, self.records_applied, chosen)
+            self._items.clear()
+        self._schedule.looked(self.log.segments(), now, retention, self.records_applied, chosen)
         return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
@@ -624,7 +624,7 @@ class Partition:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
             self._flush()
-        found = self._frames.collect(runs)
+        found = self._items.collect(runs)
         self._lose(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).subtract(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")

@@ -24,14 +24,14 @@ FIRST_WAIT = 500 * MILLISECOND
 LAST_WAIT = 5 * SECOND
 GROWTH = 1.5
 JITTER = 0.2
-REST = 200 * MILLISECOND
+PUBLISH_AFTER = 200 * MILLISECOND
 """What "interval" promises: so much may be lost with the machine."""
 SLOW_AFTER = 500 * MILLISECOND
 """A partition that is out for longer is slow."""
 GRACE_AFTER_SLOW = 2 * SECOND
 """None of its leases ends for so long after a slow partition came back: its holders could not settle them."""
 PROMPT = 100 * MILLISECOND
-LATE_FOR = 5 * SECOND
+AVOID_FOR = 5 * SECOND
 """A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
 IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
 """A partition in which nothing happens for so long is closed: one that takes items, and one that is only kept for what is in it."""
@@ -59,7 +59,7 @@ class PartitionHandle:
     """One partition of a queue."""
 
     def __init__(
-        self, number: int, open_it: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
+        self, number: int, open_partition: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
     ) -> None:
         self.number = number
         self.summary = summary
@@ -110,15 +110,15 @@ class PartitionHandle:
         self.next_run: int | None = None
         self.transfers_under_way: dict[bytes, int] = {}
         """destination → sequence of the transfer that is under way, or (negative) when to try again."""
-        self._open_it = open_it
+        self._open_partition = open_partition
         self._clock = clock
         self._chance = chance
         self._failures = 0
         self._retry_at = 0
-        self._rest_at: int | None = None
-        self._seen = -1
+        self._publish_at: int | None = None
+        self._records_seen = -1
         self._idle_since = 0
-        self._idle_changes = -1
+        self._idle_records = -1
 
     @property
     def next_offset(self) -> int:
@@ -239,15 +239,15 @@ class PartitionHandle:
         self.io_began_at = self._clock.read().elapsed
         return True
 
-    def slow_at(self, last_landing: int) -> int:
+    def slow_at(self, last_io_end: int) -> int:
         """When it counts as slow. One that waits for a thread is no slower than those that land before it."""
-        return (self.io_began_at or max(self.io_since, last_landing)) + SLOW_AFTER
+        return (self.io_began_at or max(self.io_since, last_io_end)) + SLOW_AFTER
 
-    def mark_slow_if_due(self, now: int, last_landing: int) -> None:
+    def mark_slow_if_due(self, now: int, last_io_end: int) -> None:
         """It is out for long: from now on it counts as failing."""
-        if self.is_worth_waiting_for and now >= self.slow_at(last_landing):
+        if self.is_worth_waiting_for and now >= self.slow_at(last_io_end):
             self.slow = True
-            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_landing) + SLOW_AFTER) / SECOND:.1f} s")
+            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_io_end) + SLOW_AFTER) / SECOND:.1f} s")
 
     def run_job(self) -> None:
         """Do the job it went out for, in whichever thread that is."""
@@ -267,13 +267,13 @@ class PartitionHandle:
 
     def set_recovery_job(self) -> None:
         """The thread that waited for its disk was interrupted: another one brings that to its end."""
-        self.job = self._finish if self.partition is not None else self.reopen
+        self.job = self._finish_commit if self.partition is not None else self.reopen
 
     def finish_io(self, now: int) -> PenstockError | None:
         """Come back into the turn; the error tells what became of what it went out for."""
         self.in_io = False
         took = now - (self.io_began_at or self.io_since)
-        self.avoid_until = now + LATE_FOR if self.job is None and took > PROMPT else 0
+        self.avoid_until = now + AVOID_FOR if self.job is None and took > PROMPT else 0
         self.slow = self.slow or took >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None
         self.error = None
@@ -295,8 +295,8 @@ class PartitionHandle:
             self.fail(error)
             return
         self._failures = 0
-        if self._rest_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
-            self._rest_at = self._clock.read().elapsed + REST
+        if self._publish_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
+            self._publish_at = self._clock.read().elapsed + PUBLISH_AFTER
 
     def undo(self, error: PenstockError) -> None:
         """Go back to what is committed, because a turn was broken off before its commit."""
@@ -305,7 +305,7 @@ class PartitionHandle:
             self.fail(error)
             self.try_open()
 
-    def _finish(self) -> None:
+    def _finish_commit(self) -> None:
         """Bring a commit to its end that was broken off."""
         assert self.partition is not None
         try:
@@ -317,7 +317,7 @@ class PartitionHandle:
     def reopen(self) -> None:
         """Open it, or reopen it after a failure."""
         if self.partition is None:
-            self.partition = self._open_it(self.number)
+            self.partition = self._open_partition(self.number)
             self.was_opened = True
         elif self.partition.failed:
             self.partition.reopen()
@@ -328,9 +328,9 @@ class PartitionHandle:
 
     def take_due_publish(self, now: int) -> bool:
         """Whether it is time to sync what needed no sync, and to tell readers how far the log goes."""
-        if self._rest_at is None or now < self._rest_at:
+        if self._publish_at is None or now < self._publish_at:
             return False
-        self._rest_at = None
+        self._publish_at = None
         return True
 
     def is_due_for_retention(self) -> bool:
@@ -341,8 +341,8 @@ class PartitionHandle:
 
     def changed(self) -> bool:
         """Whether anything happened here since this was last asked."""
-        seen, self._seen = self._seen, -1 if self.partition is None else self.partition.records_applied
-        return seen != self._seen
+        seen, self._records_seen = self._records_seen, -1 if self.partition is None else self.partition.records_applied
+        return seen != self._records_seen
 
     def plan(self, now: int) -> None:
         """When it wants to be visited next, unless somebody comes before."""
@@ -366,8 +366,8 @@ class PartitionHandle:
         retention = partition.next_retention()
         if retention is not None:
             wait = min(wait, retention - moment.elapsed)
-        if self._rest_at is not None:
-            wait = min(wait, self._rest_at - now)
+        if self._publish_at is not None:
+            wait = min(wait, self._publish_at - now)
         for when in self.transfers_under_way.values():
             if when < 0:
                 wait = min(wait, -when - now)
@@ -401,21 +401,21 @@ class PartitionHandle:
 
     def _idle_wait(self, now: int, partition: Partition) -> int:
         """How long until it may be closed if nothing happens in it."""
-        if partition.records_applied != self._idle_changes:
-            self._idle_changes, self._idle_since = partition.records_applied, now
+        if partition.records_applied != self._idle_records:
+            self._idle_records, self._idle_since = partition.records_applied, now
             return self.idle_after
         return max(0, self._idle_since + self.idle_after - now) if self._is_quiet(partition) else self.idle_after
 
     def _is_quiet(self, partition: Partition) -> bool:
         """Whether nothing is under way that needs it open."""
         return partition.is_idle and not (
-            self.transfers_under_way or self.undelivered_leases or self.pending_answers or self._rest_at is not None
+            self.transfers_under_way or self.undelivered_leases or self.pending_answers or self._publish_at is not None
         )
 
     def may_close(self, now: int) -> bool:
         """Whether nothing has happened in it for a while, and nothing is under way."""
         partition = self.usable_partition
-        return partition.records_applied == self._idle_changes and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
+        return partition.records_applied == self._idle_records and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
 
     def stay_open(self, now: int) -> None:
         """Somebody needs it although nothing happens in it."""
@@ -425,7 +425,7 @@ class PartitionHandle:
         """Close its partition, and keep in mind what is worth knowing of it."""
         assert self.partition is not None
         self.summary = self.partition.summary()
-        self._idle_changes = -1
+        self._idle_records = -1
         partition, self.partition = self.partition, None
         partition.close()
 

@@ -80,75 +80,75 @@ class PartitionSet:
         """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
         for number in sorted(numbers):
             self.add(number)
-        for number, member in self.handles.items():
-            member.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
+        for number, handle in self.handles.items():
+            handle.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> PartitionHandle:
         """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
         if number not in self.handles:
             summary = self._setup.summary_of(number)
-            self.handles[number] = member = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
-            self.closed[number] = member
-            self.touch(member)
+            self.handles[number] = handle = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
+            self.closed[number] = handle
+            self.touch(handle)
             if summary is None or summary.must_stay_open:
-                self.to_open[number] = member
+                self.to_open[number] = handle
         return self.handles[number]
 
-    def remove(self, member: PartitionHandle) -> None:
+    def remove(self, handle: PartitionHandle) -> None:
         """A new partition that is not to be after all."""
-        del self.handles[member.number]
+        del self.handles[handle.number]
         for others in (self.closed, self.to_open, self.handles_in_io):
-            others.pop(member.number, None)
-        self.partitions_to_add.discard(member.number)
+            others.pop(handle.number, None)
+        self.partitions_to_add.discard(handle.number)
         self.visits_changed = True
-        self.with_ready_items.discard(member.number)
-        if member in self.touched:
-            self.touched.remove(member)
-        self.used.discard(member.number)
-        if member.partition is not None:
+        self.with_ready_items.discard(handle.number)
+        if handle in self.touched:
+            self.touched.remove(handle)
+        self.used.discard(handle.number)
+        if handle.partition is not None:
             with suppress(PenstockError):
-                member.partition.close()
+                handle.partition.close()
 
-    def request_open(self, member: PartitionHandle) -> None:
+    def request_open(self, handle: PartitionHandle) -> None:
         """Somebody needs a partition that is closed: the next turn opens it."""
-        if member.closed:
-            self.to_open[member.number] = member
+        if handle.closed:
+            self.to_open[handle.number] = handle
             self.wants_turn = True
 
-    def apply_queue_settings(self, member: PartitionHandle, *, new: bool = False) -> None:
+    def apply_queue_settings(self, handle: PartitionHandle, *, new: bool = False) -> None:
         """A partition that is new, or was away, does as the others do."""
-        others = [other.state for other in self.usable() if other is not member]
+        others = [other.state for other in self.usable() if other is not handle]
         with suppress(PenstockError):  # the commit says what is wrong
             if self.policy is not None:
-                self.run(member, Configure(self.policy))
+                self.run(handle, Configure(self.policy))
             if new:
-                self.run(member, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
-            elif member.missed_pause is not None:
-                self.run(member, member.missed_pause)
-            member.missed_pause = None
-            for name in {name for state in others for name in state.cursors} - member.state.cursors.keys():
-                self.run(member, PutCursor(name, member.state.dropped.first_missing(0)))
+                self.run(handle, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
+            elif handle.missed_pause is not None:
+                self.run(handle, handle.missed_pause)
+            handle.missed_pause = None
+            for name in {name for state in others for name in state.cursors} - handle.state.cursors.keys():
+                self.run(handle, PutCursor(name, handle.state.dropped.first_missing(0)))
 
     def pause(self, word: Pause) -> None:
         """For the whole queue; who is away hears of it when it comes back."""
-        for member in self.handles.values():
-            if member.is_usable:
-                self.run(member, word)
-            elif member.missed_pause is None:
-                member.missed_pause = word
+        for handle in self.handles.values():
+            if handle.is_usable:
+                self.run(handle, word)
+            elif handle.missed_pause is None:
+                handle.missed_pause = word
             else:
-                lease = member.missed_pause.lease if word.lease is None else word.lease
-                member.missed_pause = Pause(lease, member.missed_pause.produce if word.produce is None else word.produce)
+                lease = handle.missed_pause.lease if word.lease is None else word.lease
+                handle.missed_pause = Pause(lease, handle.missed_pause.produce if word.produce is None else word.produce)
 
     def usable(self) -> Iterator[PartitionHandle]:
         """Partitions that can be used now: in order, and not out."""
-        return (member for member in list(self.handles.values()) if member.is_usable)
+        return (handle for handle in list(self.handles.values()) if handle.is_usable)
 
     @property
     def any_worth_waiting_for(self) -> bool:
         """Whether a partition is out that is soon to land."""
-        return any(member.is_worth_waiting_for for member in self.handles_in_io.values())
+        return any(handle.is_worth_waiting_for for handle in self.handles_in_io.values())
 
     @property
     def all_in_io(self) -> bool:
@@ -156,33 +156,33 @@ class PartitionSet:
         return (
             bool(self.handles_in_io)
             and len(self.handles_in_io) == len(self.handles)
-            and all(member.is_worth_waiting_for for member in list(self.handles_in_io.values()))
+            and all(handle.is_worth_waiting_for for handle in list(self.handles_in_io.values()))
         )
 
     def maybe_ready(self) -> list[PartitionHandle]:
         """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""
-        return [self.handles[number] for number in sorted(self.with_ready_items.union(member.number for member in self.touched))]
+        return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
 
     def note_ready(self) -> None:
         """At the end of a turn."""
-        for member in self.touched:
-            if member.is_usable and member.state.ready:
-                self.with_ready_items.add(member.number)
+        for handle in self.touched:
+            if handle.is_usable and handle.state.ready:
+                self.with_ready_items.add(handle.number)
             else:
-                self.with_ready_items.discard(member.number)
+                self.with_ready_items.discard(handle.number)
 
-    def run(self, member: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
+    def run(self, handle: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn."""
-        partition = member.usable_partition
-        self.touch(member)
+        partition = handle.usable_partition
+        self.touch(handle)
         return partition.run(command, rounds)
 
-    def touch(self, member: PartitionHandle) -> None:
+    def touch(self, handle: PartitionHandle) -> None:
         """This partition has to do with the turn: it is committed and planned with it."""
-        if not member.touched:
-            member.touched = True
-            self.touched.append(member)
-        self.used.add(member.number)
+        if not handle.touched:
+            handle.touched = True
+            self.touched.append(handle)
+        self.used.add(handle.number)
 
     def answer(self, request: Request, result: Any) -> None:
         """This will be the answer, if what it rests on can be committed."""
@@ -198,11 +198,11 @@ class PartitionSet:
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
         """Items that are not resolved, and about how many bytes of log they take; where a partition cannot be asked, as last known."""
         items = size = 0
-        for member in self.handles.values():
-            if member.is_usable:
-                state = member.state
+        for handle in self.handles.values():
+            if handle.is_usable:
+                state = handle.state
                 count = state.next_offset - state.completed.total - state.buried_set.total
-                member.unresolved = count, unresolved_bytes(member.usable_partition.log.segments(), state) if with_bytes else 0
-            items += member.unresolved[0]
-            size += member.unresolved[1]
+                handle.unresolved = count, unresolved_bytes(handle.usable_partition.log.segments(), state) if with_bytes else 0
+            items += handle.unresolved[0]
+            size += handle.unresolved[1]
         return items, size

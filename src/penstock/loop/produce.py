@@ -96,8 +96,8 @@ class ProduceStep:
     def _check_taking(self) -> None:
         """A drop waits while producing is paused."""
         for number in self._partitions.active:
-            member = self._partitions.handles[number]
-            if member.is_usable and member.state.paused_produce:
+            handle = self._partitions.handles[number]
+            if handle.is_usable and handle.state.paused_produce:
                 raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
 
     def _full(self) -> PenstockError:
@@ -137,12 +137,12 @@ class ProduceStep:
         best = self._least_of(self._some())
         if partitions.closed or partitions.handles_in_io:
             some = [partitions.handles[number] for number in self._some()]
-            closed = [member for member in some if member.closed]
+            closed = [handle for handle in some if handle.closed]
             emptiest = min(
-                [*closed, *(member for member in some if member.is_opening)], key=lambda member: member.unresolved[0], default=None
+                [*closed, *(handle for handle in some if handle.is_opening)], key=lambda handle: handle.unresolved[0], default=None
             )
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
-                partitions.to_open.update((member.number, member) for member in closed[:OPENED_AHEAD])
+                partitions.to_open.update((handle.number, handle) for handle in closed[:OPENED_AHEAD])
                 return (emptiest.number,)
         return () if best is not None else partitions.active
 
@@ -154,7 +154,7 @@ class ProduceStep:
         best = self._least_of(self._some()) or self._least_of(active)
         if best is not None:
             return best
-        if any(member.is_usable and member.state.paused_produce for member in map(self._partitions.handles.__getitem__, active)):
+        if any(handle.is_usable and handle.state.paused_produce for handle in map(self._partitions.handles.__getitem__, active)):
             raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
         broken = self._partitions.handles[active[0]]
         raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order ({broken.error}); try again in a moment")
@@ -163,15 +163,15 @@ class ProduceStep:
         best: PartitionHandle | None = None
         fewest = 0
         for number in numbers:
-            member = self._partitions.handles[number]
-            if member.partition is None or not member.is_usable or not member.fences_ready:
+            handle = self._partitions.handles[number]
+            if handle.partition is None or not handle.is_usable or not handle.fences_ready:
                 continue
-            state = member.partition.state
+            state = handle.partition.state
             if state.paused_produce:
                 continue
-            waits = state.ready if member.avoid_until <= self._partitions.now else state.ready + LATE
+            waits = state.ready if handle.avoid_until <= self._partitions.now else state.ready + LATE
             if best is None or waits < fewest:
-                best, fewest = member, waits
+                best, fewest = handle, waits
         return best
 
     def _some(self) -> Sequence[int]:
@@ -199,10 +199,10 @@ class ProduceStep:
     def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> StoredPart:
         partitions = self._partitions
         try:
-            member = partitions.handles[number]
-            if not member.fences_ready:
+            handle = partitions.handles[number]
+            if not handle.fences_ready:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
-            stored = partitions.run(member, command)
+            stored = partitions.run(handle, command)
         except PenstockError as error:
             return StoredPart(number, indexes, None, Refused.of(error))
         assert isinstance(stored, Stored)
@@ -221,8 +221,8 @@ class ProduceStep:
         return names is not None and all(name is not None and self._remembers(name) for name in names)
 
     def _remembers(self, name: bytes) -> bool:
-        member = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
-        return member.is_usable and member.state.dedup.get(name, member.usable_partition.now().elapsed) is not None
+        handle = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
+        return handle.is_usable and handle.state.dedup.get(name, handle.usable_partition.now().elapsed) is not None
 
     def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
         """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
@@ -231,15 +231,15 @@ class ProduceStep:
         left: list[int] | None = None
         for slots in maps:
             for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
-                member = self._partitions.handles.get(number)
+                handle = self._partitions.handles.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
-                if member is None or not indexes:
+                if handle is None or not indexes:
                     continue
-                if not member.is_usable:  # it cannot be asked, so nobody knows
+                if not handle.is_usable:  # it cannot be asked, so nobody knows
                     left = _without(left, indexes, len(request.batch))
-                    placed.append(StoredPart(number, indexes, None, Refused.of(member.refusal)))
+                    placed.append(StoredPart(number, indexes, None, Refused.of(handle.refusal)))
                     continue
-                stored = _stored_before(member, request, slots, len(indexes))
+                stored = _stored_before(handle, request, slots, len(indexes))
                 if stored is not None:
                     left = _without(left, indexes, len(request.batch))
                     same = len(stored.offsets) == len(indexes)
@@ -247,11 +247,11 @@ class ProduceStep:
         return placed, left
 
 
-def _stored_before(member: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
+def _stored_before(handle: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
     """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
     if request.sequence:
-        return Stored(-1, count, repeated=True) if member.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
-    known = member.state.requests.get(_name(request.request or b"", slots), member.usable_partition.now().elapsed)
+        return Stored(-1, count, repeated=True) if handle.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
+    known = handle.state.requests.get(_name(request.request or b"", slots), handle.usable_partition.now().elapsed)
     return None if known is None else Stored(known.base, known.count, known.ids, repeated=True)
 
 

@@ -48,9 +48,9 @@ class SlotMapChange:
 class ResizeStep:
     """The fences of a queue."""
 
-    def __init__(self, partitions: PartitionSet, carrying: TransferStep) -> None:
+    def __init__(self, partitions: PartitionSet, transfer_step: TransferStep) -> None:
         self._partitions = partitions
-        self._carrying = carrying
+        self._transfer_step = transfer_step
         self.changes: list[SlotMapChange] = []
         """Changes of the map that may not have reached every partition, or that later ones rest on."""
         self._backlogs: dict[int, dict[int, int]] = {}
@@ -75,60 +75,60 @@ class ResizeStep:
     def set_changes(self, changes: list[SlotMapChange]) -> None:
         """These changes of the map may not have reached every partition."""
         self.changes = changes
-        for member in self._partitions.handles.values():
-            member.fences_ready = self._is_fenced(member)
+        for handle in self._partitions.handles.values():
+            handle.fences_ready = self._is_fenced(handle)
         self.refresh()
 
-    def restore_fences(self, member: PartitionHandle) -> None:
+    def restore_fences(self, handle: PartitionHandle) -> None:
         """A member that was away: put up the fences that it lacks."""
-        self._prepare(member)
+        self._prepare(handle)
         self.invalidate()
 
-    def note_opened(self, member: PartitionHandle) -> None:
+    def note_opened(self, handle: PartitionHandle) -> None:
         """A member was opened: now its fences can be seen."""
-        member.fences_ready = self._is_fenced(member)
+        handle.fences_ready = self._is_fenced(handle)
         self.refresh()
 
-    def _prepare(self, member: PartitionHandle) -> None:
+    def _prepare(self, handle: PartitionHandle) -> None:
         """A member may be used for the slots it owns once its fences stand, durably; put up what is missing."""
-        member.fences_ready = self._is_fenced(member)
-        if member.fences_ready:
+        handle.fences_ready = self._is_fenced(handle)
+        if handle.fences_ready:
             return
-        self._partitions.request_open(member)
+        self._partitions.request_open(handle)
         try:
             for change in self.changes:
-                if member.number in change.arriving and member.state.fence_version < change.version and not self._put_up(member, change):
+                if handle.number in change.arriving and handle.state.fence_version < change.version and not self._put_up(handle, change):
                     return
         except PenstockError:
             return  # tried again when it is in order
 
-    def _is_fenced(self, member: PartitionHandle) -> bool:
+    def _is_fenced(self, handle: PartitionHandle) -> bool:
         """Whether the fences that a member needs stand, durably."""
-        last = max((change.version for change in self.changes if member.number in change.arriving), default=0)
+        last = max((change.version for change in self.changes if handle.number in change.arriving), default=0)
         if not last:
             return True
-        if member.closed and member.summary is not None:
-            return member.summary.fence_version >= last
-        return member.is_usable and member.usable_partition.is_committed and member.state.fence_version >= last
+        if handle.closed and handle.summary is not None:
+            return handle.summary.fence_version >= last
+        return handle.is_usable and handle.usable_partition.is_committed and handle.state.fence_version >= last
 
     @property
     def putting_up_fences(self) -> bool:
         """Whether fences are going up, and will stand in a turn or two: those who want to produce, or to resize again, wait for that."""
-        members = self._partitions.handles.values()
-        return any(not member.fences_ready and member.error is None and self._sources_are_sound(member) for member in members)
+        handles = self._partitions.handles.values()
+        return any(not handle.fences_ready and handle.error is None and self._sources_are_sound(handle) for handle in handles)
 
     def is_source(self, number: int) -> bool:
         """Whether a fence waits for that partition."""
         return number in self._backlogs
 
-    def _sources_are_sound(self, member: PartitionHandle) -> bool:
-        return all(source.error is None for source in self._sources(member))
+    def _sources_are_sound(self, handle: PartitionHandle) -> bool:
+        return all(source.error is None for source in self._sources(handle))
 
-    def _sources(self, member: PartitionHandle) -> Iterator[PartitionHandle]:
+    def _sources(self, handle: PartitionHandle) -> Iterator[PartitionHandle]:
         """The partitions that a member's missing fences will wait for."""
         for change in self.changes:
-            if member.fence_version < change.version:
-                for move in change.arriving.get(member.number, ()):
+            if handle.fence_version < change.version:
+                for move in change.arriving.get(handle.number, ()):
                     yield self._partitions.handles[move.source]
 
     def invalidate(self) -> None:
@@ -146,22 +146,22 @@ class ResizeStep:
         self._departed.clear()
         self._backlogs.clear()
         self._awaited.clear()
-        members = self._partitions.handles.values()
-        self._unknown = {member.number for member in members if member.partition is None and not member.has_no_fences}
-        self.in_progress = not all(member.fences_ready for member in members)
-        for member in members:
-            for fence in member.partition.state.keys.fences if member.partition is not None else ():
+        handles = self._partitions.handles.values()
+        self._unknown = {handle.number for handle in handles if handle.partition is None and not handle.has_no_fences}
+        self.in_progress = not all(handle.fences_ready for handle in handles)
+        for handle in handles:
+            for fence in handle.partition.state.keys.fences if handle.partition is not None else ():
                 self.in_progress = True
                 if fence.slots is None:
                     self._awaited.setdefault(fence.source, set()).update(fence.keys)
                 backlog = self._backlogs.setdefault(fence.source, {})
                 raise_marks(backlog, fence.slots or (), fence.mark)
-            if not member.fences_ready and (member.partition is not None or member.summary is not None):
-                self._expect(member.number, member.fence_version)
+            if not handle.fences_ready and (handle.partition is not None or handle.summary is not None):
+                self._expect(handle.number, handle.fence_version)
         if not self.in_progress:
             self._looked_through.clear()
-            for member in self._partitions.usable():
-                member.state.keys.freed = None  # nobody asks any more
+            for handle in self._partitions.usable():
+                handle.state.keys.freed = None  # nobody asks any more
 
     def _expect(self, number: int, version: int) -> None:
         """What a partition will wait for when the fences of later versions of the map are put up there."""
@@ -170,9 +170,9 @@ class ResizeStep:
                 backlog, mark = self._backlogs.setdefault(move.source, {}), change.marks.get(move.source, ENDLESS)
                 raise_marks(backlog, move.slots, mark)
 
-    def _put_up(self, member: PartitionHandle, change: SlotMapChange) -> bool:
+    def _put_up(self, handle: PartitionHandle, change: SlotMapChange) -> bool:
         """The fences of one change, durably; False when something stands in the way."""
-        arriving = change.arriving[member.number]
+        arriving = change.arriving[handle.number]
         sources = [self._partitions.handles.get(move.source) for move in arriving]
         for source in sources:
             if source is not None:
@@ -181,21 +181,21 @@ class ResizeStep:
             return False
         barriers: list[FenceSpec] = []
         adopted: list[tuple[bytes, int, int]] = []
-        left_at = self._left(member.number, change)
+        left_at = self._left(handle.number, change)
         for move, source in zip(arriving, sources, strict=True):
             assert source is not None
             if not self._durable(source):
                 return False
             known = source.usable_partition.committed
-            awaited = slots_awaited(known, member.number)  # of the others all here was resolved: what was sought since then must wait
+            awaited = slots_awaited(known, handle.number)  # of the others all here was resolved: what was sought since then must wait
             left = {slot: mark if slot in awaited else 0 for slot, mark in left_at.items()}
             whole = FenceSpec(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
             for barrier in (whole, *inherited(known, move)):
                 barriers += split_by_departure_mark(barrier, left)
-            adopted += self._dedups(source, change).get(member.number, ())
+            adopted += self._dedups(source, change).get(handle.number, ())
         for start in range(0, len(adopted), ADOPT):
-            self._partitions.run(member, commands.AddFences(0, [], adopted[start : start + ADOPT]))
-        self._partitions.run(member, commands.AddFences(change.version, merge_barriers(barriers)))
+            self._partitions.run(handle, commands.AddFences(0, [], adopted[start : start + ADOPT]))
+        self._partitions.run(handle, commands.AddFences(change.version, merge_barriers(barriers)))
         return True
 
     def _left(self, number: int, until: SlotMapChange) -> dict[int, int]:
@@ -236,8 +236,8 @@ class ResizeStep:
         self._put_up_some()
         found: list[tuple[PartitionHandle, commands.Command]] = []
         freed: dict[int, list[int] | None] = {}
-        for member in self._partitions.usable():
-            for fence in member.state.keys.fences:
+        for handle in self._partitions.usable():
+            for fence in handle.state.keys.fences:
                 source = self._partitions.handles.get(fence.source)
                 if source is not None and source.closed:
                     self._partitions.request_open(source)
@@ -248,58 +248,58 @@ class ResizeStep:
                     continue
                 if fence.slots is None and source.number not in freed:
                     freed[source.number] = source.usable_partition.committed.keys.take_freed()
-                command = self._narrow(member, fence, source) if fence.slots is not None else self._lift(member, fence, source, freed)
+                command = self._narrow(handle, fence, source) if fence.slots is not None else self._lift(handle, fence, source, freed)
                 if command is not None:
-                    found.append((member, command))
+                    found.append((handle, command))
         self._note_unseen(freed)
-        for member, command in found:  # only now: every partition was looked at as it is committed
-            self._partitions.run(member, command)
+        for handle, command in found:  # only now: every partition was looked at as it is committed
+            self._partitions.run(handle, command)
             self._stale = True
 
     def _put_up_some(self) -> None:
         """Put up the fences of some members that lack them: a resize to many partitions takes a few turns, with others' work in between."""
-        unfenced = [member for member in self._partitions.handles.values() if not member.fences_ready]
-        lacking = [member for member in unfenced if self._can_go_on(member)]
-        lacking.sort(key=lambda member: member.number not in self.wanted)
+        unfenced = [handle for handle in self._partitions.handles.values() if not handle.fences_ready]
+        lacking = [handle for handle in unfenced if self._can_go_on(handle)]
+        lacking.sort(key=lambda handle: handle.number not in self.wanted)
         self.wanted.clear()
-        some = lacking[: max(0, PREPARED - sum(member.in_io for member in unfenced))]  # so that one who is wanted has not many before it
-        for member in some:
-            self._prepare(member)
-        if any(member.fences_ready for member in some):
+        some = lacking[: max(0, PREPARED - sum(handle.in_io for handle in unfenced))]  # so that one who is wanted has not many before it
+        for handle in some:
+            self._prepare(handle)
+        if any(handle.fences_ready for handle in some):
             self.refresh()
         # those whose fences were recorded just now go out to be committed, and the turn in which they land finds that they stand
-        if any(self._needs_another_turn(member) for member in some):
+        if any(self._needs_another_turn(handle) for handle in some):
             self._partitions.wants_turn = True
 
-    def _can_go_on(self, member: PartitionHandle) -> bool:
+    def _can_go_on(self, handle: PartitionHandle) -> bool:
         """Whether nothing that a member's missing fences need is out or failing: what is out comes back by itself."""
-        sources = self._sources(member)
-        return not member.in_io and member.error is None and all(not source.in_io and source.error is None for source in sources)
+        sources = self._sources(handle)
+        return not handle.in_io and handle.error is None and all(not source.in_io and source.error is None for source in sources)
 
-    def _needs_another_turn(self, member: PartitionHandle) -> bool:
+    def _needs_another_turn(self, handle: PartitionHandle) -> bool:
         """Whether a member whose fences were to be put up still lacks one, or has it recorded where no commit has to be waited for."""
-        if member.fences_ready:
+        if handle.fences_ready:
             return False
-        return any(self._sources(member)) or (member.is_usable and not member.log.waits_for_disk)
+        return any(self._sources(handle)) or (handle.is_usable and not handle.log.waits_for_disk)
 
     def _note_unseen(self, freed: Mapping[int, list[int] | None]) -> None:
         """Keep for partitions that are out what the others have just been told: it is told only once."""
-        for member in self._partitions.handles.values():
+        for handle in self._partitions.handles.values():
             for source, keys in freed.items():
-                if member.is_usable:
-                    self._unseen.pop((member.number, source), None)
+                if handle.is_usable:
+                    self._unseen.pop((handle.number, source), None)
                 elif keys is not None:
-                    self._unseen.setdefault((member.number, source), set()).update(keys)
+                    self._unseen.setdefault((handle.number, source), set()).update(keys)
                 else:
-                    self._looked_through = {seen for seen in self._looked_through if seen[0] != member.number}
+                    self._looked_through = {seen for seen in self._looked_through if seen[0] != handle.number}
 
-    def _narrow(self, member: PartitionHandle, fence: Fence, source: PartitionHandle) -> commands.Command | None:
+    def _narrow(self, handle: PartitionHandle, fence: Fence, source: PartitionHandle) -> commands.Command | None:
         """From slots to keys, once the backlog of the old partition is worked off."""
         if not self._is_drained(source, fence.mark) or not self._durable(source):
             return None
         slots, known = fence.slots or (), source.usable_partition.committed
-        left = [key for key in known.keys.by_key if key & SLOT_MASK in slots and key_is_unresolved(known, key, fence.mark, member.number)]
-        self._looked_through.discard((member.number, fence.number))
+        left = [key for key in known.keys.by_key if key & SLOT_MASK in slots and key_is_unresolved(known, key, fence.mark, handle.number)]
+        self._looked_through.discard((handle.number, fence.number))
         return commands.NarrowFence(fence.number, left)
 
     def _durable(self, source: PartitionHandle) -> bool:
@@ -320,32 +320,32 @@ class ResizeStep:
         return known[1]
 
     def _lift(
-        self, member: PartitionHandle, fence: Fence, source: PartitionHandle, freed: Mapping[int, list[int] | None]
+        self, handle: PartitionHandle, fence: Fence, source: PartitionHandle, freed: Mapping[int, list[int] | None]
     ) -> commands.Command | None:
         """Let go of the keys that are resolved: all are looked at once, then only those that something happened to."""
-        seen, happened = (member.number, fence.number), freed[source.number]
+        seen, happened = (handle.number, fence.number), freed[source.number]
         if happened is None or seen not in self._looked_through:
             keys: Collection[int] = fence.keys
         else:
-            keys = fence.keys.intersection({*happened, *self._unseen.get((member.number, source.number), ())})
+            keys = fence.keys.intersection({*happened, *self._unseen.get((handle.number, source.number), ())})
         self._looked_through.add(seen)
-        gone = [key for key in keys if not key_is_unresolved(source.usable_partition.committed, key, fence.mark, member.number)]
+        gone = [key for key in keys if not key_is_unresolved(source.usable_partition.committed, key, fence.mark, handle.number)]
         return commands.LiftFence(fence.number, gone) if gone else None
 
-    def forward(self, member: PartitionHandle, runs: list[int]) -> None:
+    def forward(self, handle: PartitionHandle, runs: list[int]) -> None:
         """Of items that became ready just now, those whose slot lives elsewhere leave at once, to have their place in their key's order."""
-        departed = self.moved_slots(member.number)
+        departed = self.moved_slots(handle.number)
         if departed is None:
             return
         strays = []
-        for items in member.usable_partition.items(runs):
+        for items in handle.usable_partition.items(runs):
             for offset, key in enumerate(items.batch.key_ids or (), items.start):
                 if (
-                    key != NO_KEY and departed.strays_from(key) < ENDLESS and offset not in member.state.passed_over
+                    key != NO_KEY and departed.strays_from(key) < ENDLESS and offset not in handle.state.passed_over
                 ):  # passed: it is back in its line
                     strays.append(offset)
         if strays:
-            self._carrying.forward(member, strays)
+            self._transfer_step.forward(handle, strays)
 
     def moved_slots(self, number: int) -> MovedSlots | None:
         """What a lease must know of a partition: which of its slots live elsewhere. None when the width never changed."""
@@ -361,9 +361,9 @@ class ResizeStep:
     def progress(self) -> list[tuple[int, int, int, int]]:
         """(partition, the one it waits for, slots still fenced, keys still fenced) for every fence that stands."""
         return [
-            (member.number, fence.source, len(fence.slots or ()), len(fence.keys))
-            for member in self._partitions.usable()
-            for fence in member.state.keys.fences
+            (handle.number, fence.source, len(fence.slots or ()), len(fence.keys))
+            for handle in self._partitions.usable()
+            for fence in handle.state.keys.fences
         ]
 
 

@@ -52,9 +52,9 @@ class QueueRouter(msgspec.Struct):
 class TransferStep:
     """The transfers of a queue."""
 
-    def __init__(self, partitions: PartitionSet, office: QueueRouter) -> None:
+    def __init__(self, partitions: PartitionSet, router: QueueRouter) -> None:
         self._partitions = partitions
-        self._office = office
+        self._router = router
         self.dead = 0
         """The incarnation of the dead queue; 0 is none."""
         self._spread = 0
@@ -74,41 +74,41 @@ class TransferStep:
         """With a dead queue, whatever is buried here leaves for it."""
         if self.ending:
             return
-        for member in self._partitions.usable():
-            if member.state.buried_set:
-                chosen = first_of(member.state.buried_set.runs, DISPATCH_ITEMS)
-                self._partitions.wants_turn = self._partitions.wants_turn or count(chosen) < len(member.state.buried_set)
+        for handle in self._partitions.usable():
+            if handle.state.buried_set:
+                chosen = first_of(handle.state.buried_set.runs, DISPATCH_ITEMS)
+                self._partitions.wants_turn = self._partitions.wants_turn or count(chosen) < len(handle.state.buried_set)
                 with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
-                    self.send(member, offsets(chosen), self.dead)
+                    self.send(handle, offsets(chosen), self.dead)
 
-    def forward(self, member: PartitionHandle, strays: Sequence[int]) -> None:
+    def forward(self, handle: PartitionHandle, strays: Sequence[int]) -> None:
         """Items that became ready where their slot no longer lives leave for where it does."""
-        self.send(member, strays, self._partitions.incarnation, parking=False)
+        self.send(handle, strays, self._partitions.incarnation, parking=False)
 
-    def send(self, member: PartitionHandle, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
+    def send(self, handle: PartitionHandle, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
         """Items leave for another queue (or this one), each for the partition where its key lives there.
 
         With `parking`, one for which a key is parked in that queue goes back to its old place.
         """
         self._refuse_at_the_end()
-        slots, active = self._office.map_of(incarnation)
+        slots, active = self._router.map_of(incarnation)
         shares: dict[int, list[int]] = {}
         size = items_sent = 0
         for start in range(0, len(chosen), READ_ITEMS):
-            for items in self._read(member, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
+            for items in self._read(handle, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
                 homes = self._homes(items, incarnation if parking else -1, slots, active)
                 for offset, home, payload in zip(_offsets(items), homes, items.batch.payloads, strict=True):
                     if items_sent and (size + len(payload) > SEND_BYTES or items_sent >= SEND_ITEMS):
-                        self._enter(member, shares, incarnation)
+                        self._enter(handle, shares, incarnation)
                         size = items_sent = 0
                     shares.setdefault(home, []).append(offset)
                     size += len(payload)
                     items_sent += 1
-        self._enter(member, shares, incarnation)
+        self._enter(handle, shares, incarnation)
 
-    def _enter(self, member: PartitionHandle, shares: dict[int, list[int]], incarnation: int) -> None:
+    def _enter(self, handle: PartitionHandle, shares: dict[int, list[int]], incarnation: int) -> None:
         for home, share in shares.items():
-            self._partitions.run(member, commands.Send(share, pack_destination(incarnation, home)))
+            self._partitions.run(handle, commands.Send(share, pack_destination(incarnation, home)))
         shares.clear()
         self._spread += 1
 
@@ -127,7 +127,7 @@ class TransferStep:
         self._refuse_at_the_end()
         found: list[commands.FollowUpBatch] = []
         for incarnation, batch in then:
-            slots, active = self._office.map_of(incarnation)
+            slots, active = self._router.map_of(incarnation)
             self._spread += 1
             anywhere = active[self._spread % len(active)]
             homes = slots.partitions_of(batch, anywhere)
@@ -144,10 +144,10 @@ class TransferStep:
     @property
     def outbox_unreadable(self) -> bool:
         """Whether an outbox cannot be looked at: its partition is failing or out, or what is seen there is not committed yet."""
-        members = self._partitions.handles.values()
+        handles = self._partitions.handles.values()
         return any(
-            member.error is not None or member.in_io or (member.is_usable and not member.usable_partition.is_committed)
-            for member in members
+            handle.error is not None or handle.in_io or (handle.is_usable and not handle.usable_partition.is_committed)
+            for handle in handles
         )
 
     def _refuse_at_the_end(self) -> None:
@@ -156,45 +156,45 @@ class TransferStep:
 
     def note_senders(self) -> None:
         """Partitions that were used in this turn may have something to send."""
-        for member in self._partitions.touched:
-            if member.partition is not None and member.partition.state.outbox:
-                self._senders[member.number] = member
+        for handle in self._partitions.touched:
+            if handle.partition is not None and handle.partition.state.outbox:
+                self._senders[handle.number] = handle
 
     def send_outboxes(self, now: int) -> None:
         """Set out with the first transfer of every outbox that has none under way."""
-        for member in [*self._senders.values()]:
-            if not member.is_usable or not member.usable_partition.is_committed:
+        for handle in [*self._senders.values()]:
+            if not handle.is_usable or not handle.usable_partition.is_committed:
                 continue
-            if not member.state.outbox:
-                del self._senders[member.number]
+            if not handle.state.outbox:
+                del self._senders[handle.number]
                 continue
-            for packed, line in member.state.outbox.items():
-                under_way = member.transfers_under_way.get(packed)
+            for packed, line in handle.state.outbox.items():
+                under_way = handle.transfers_under_way.get(packed)
                 if under_way is None or (under_way < 0 and now >= -under_way):
-                    self._set_out(member, packed, line, now)
+                    self._set_out(handle, packed, line, now)
 
-    def _set_out(self, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
+    def _set_out(self, handle: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
         """With as many of the first transfers as make a good load."""
         incarnation, partition = unpack_destination(packed)
         try:
             entries: list[tuple[int, Batch | None]] = []
             items = size = 0
             for entry in line:
-                batch = codec.unpack_batch(entry.body) if entry.body else self._load(member, entry, incarnation)
+                batch = codec.unpack_batch(entry.body) if entry.body else self._load(handle, entry, incarnation)
                 entries.append((entry.sequence, batch))
                 items += len(batch) if batch is not None else 0
                 size += batch.size_bytes if batch is not None else 0
                 if items >= SEND_ITEMS or size >= SEND_BYTES:
                     break
-            request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, member.number), entries)
-            request.on_done = self._news(member.number, packed, entries[-1][0])
-            self._office.post(incarnation, request)
-            member.transfers_under_way[packed] = entries[-1][
+            request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, handle.number), entries)
+            request.on_done = self._news(handle.number, packed, entries[-1][0])
+            self._router.post(incarnation, request)
+            handle.transfers_under_way[packed] = entries[-1][
                 0
             ]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
         except PenstockError:
-            member.transfers_under_way[packed] = -(now + RETRY_AFTER)
-            self._partitions.touch(member)
+            handle.transfers_under_way[packed] = -(now + RETRY_AFTER)
+            self._partitions.touch(handle)
 
     def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
         """What to do when a delivery is over, in whatever thread that is: tell the source."""
@@ -204,25 +204,25 @@ class TransferStep:
 
         return tell
 
-    def _load(self, member: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
+    def _load(self, handle: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
         """The items of a transfer, each with where it comes from."""
-        batches = [self._addressed(member, items, incarnation) for items in self._read(member, entry.runs)]
+        batches = [self._addressed(handle, items, incarnation) for items in self._read(handle, entry.runs)]
         return codec.join_batches(batches) if batches else None
 
-    def _addressed(self, member: PartitionHandle, items: Items, incarnation: int) -> Batch:
+    def _addressed(self, handle: PartitionHandle, items: Items, incarnation: int) -> Batch:
         """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""
         batch, known = items.batch, items.batch.origins
         keys = batch.key_ids or [NO_KEY] * len(batch)
         packed = [
-            origin.encode(self._origin(member, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
+            origin.encode(self._origin(handle, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
             for index, offset in enumerate(_offsets(items))
         ]
         ttls = batch.ttls if incarnation == self._partitions.incarnation else None  # it begins anew, as the item does
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
 
-    def _origin(self, member: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
+    def _origin(self, handle: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """What an item that leaves says of where it was, and of where a key is parked for it."""
-        state, partitions = member.state, self._partitions
+        state, partitions = handle.state, self._partitions
         before = origin.decode(packed) if packed is not None else None
         burial = state.burials.get(offset)
         if burial is None and before is not None:
@@ -232,7 +232,7 @@ class TransferStep:
             parked_in = before.parked_in if before.parked_in != incarnation else 0
             parked_id = before.parked_id if parked_in else ""
             return msgspec.structs.replace(before, forwarded=True, parked=parked, parked_in=parked_in, parked_id=parked_id)
-        here = ids.format_id(member.number, offset)
+        here = ids.format_id(handle.number, offset)
         if burial is None:
             return Origin(
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
@@ -257,17 +257,17 @@ class TransferStep:
 
     def confirm(self, request: ConfirmRequest) -> None:
         """News of transfers from here."""
-        member = self._partitions.handles.get(request.partition)
-        if member is None or member.transfers_under_way.get(request.destination) != request.until:
+        handle = self._partitions.handles.get(request.partition)
+        if handle is None or handle.transfers_under_way.get(request.destination) != request.until:
             return
         if request.failed is not None:
-            member.transfers_under_way[request.destination] = -(self._partitions.now + RETRY_AFTER)
-            self._partitions.touch(member)
+            handle.transfers_under_way[request.destination] = -(self._partitions.now + RETRY_AFTER)
+            self._partitions.touch(handle)
             return
-        del member.transfers_under_way[request.destination]
-        if member.is_usable:
+        del handle.transfers_under_way[request.destination]
+        if handle.is_usable:
             for sequence, base in request.arrived:
-                self._partitions.run(member, commands.ConfirmTransfer(request.destination, sequence, base))
+                self._partitions.run(handle, commands.ConfirmTransfer(request.destination, sequence, base))
             self._partitions.wants_turn = True
 
     # -- at the destination --------------------------------------------------------------------------
@@ -275,39 +275,39 @@ class TransferStep:
     def deliver(self, request: DeliverRequest) -> None:
         """Take transfers in, but for those that were taken before; as many as go in."""
         partitions = self._partitions
-        member = partitions.handles.get(request.partition)
-        if member is None:
+        handle = partitions.handles.get(request.partition)
+        if handle is None:
             raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; it is tried again")
         taken: list[tuple[int, int]] = []
         for sequence, batch in request.entries:
             try:
-                taken.append((sequence, self._take_in(member, request.source, sequence, batch)))
+                taken.append((sequence, self._take_in(handle, request.source, sequence, batch)))
             except PenstockError:
                 if not taken:
                     raise
                 break
-        partitions.answer(request, (member, taken))
+        partitions.answer(request, (handle, taken))
 
-    def _take_in(self, member: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
+    def _take_in(self, handle: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
-        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=member.number)
-        stored = self._partitions.run(member, command)
+        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=handle.number)
+        stored = self._partitions.run(handle, command)
         assert isinstance(stored, Stored)
         return stored.base
 
-    def _read(self, member: PartitionHandle, runs: list[int]) -> list[Items]:
-        self._partitions.touch(member)
-        return member.usable_partition.items(runs)
+    def _read(self, handle: PartitionHandle, runs: list[int]) -> list[Items]:
+        self._partitions.touch(handle)
+        return handle.usable_partition.items(runs)
 
     @property
     def outgoing_count(self) -> int:
         """Transfers in the outboxes of this queue."""
-        return sum(len(line) for member in self._partitions.usable() for line in member.state.outbox.values())
+        return sum(len(line) for handle in self._partitions.usable() for line in handle.state.outbox.values())
 
     def addressed_to(self, incarnation: int) -> int:
         """Transfers in the outboxes of this queue that are for another."""
-        lines = (pair for member in self._partitions.usable() for pair in member.state.outbox.items())
+        lines = (pair for handle in self._partitions.usable() for pair in handle.state.outbox.items())
         return sum(len(line) for packed, line in lines if unpack_destination(packed)[0] == incarnation)
 
 
