@@ -81,7 +81,7 @@ def test_it_comes_by_itself_with_rotation(partition: PartitionUnderTest) -> None
     part = configured(partition, NOW)
     segment(part, "done")
     work_off(part, 1)
-    part._room = 0
+    part._segment_room = 0
     partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
     assert [facts.base_offset for facts in part.log.segments()] == [1, 2]

@@ -301,4 +301,4 @@ def what_retention_took_counts_as_damaged(patch: Patch) -> None:
 
 @bug
 def damage_is_not_recorded(patch: Patch) -> None:
-    patch.setattr(Partition, "_lose", lambda self, runs: None)
+    patch.setattr(Partition, "_mark_lost", lambda self, runs: None)
