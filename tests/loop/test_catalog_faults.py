@@ -189,7 +189,7 @@ def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) 
             possible = told()[step : step + 2]
             unknown += 1
         for use in (STEPS[step], lambda found: found.delete("nobody"), lambda found: found.run([])):
-            with pytest.raises(StorageFailed, match="failed before and could not go on; reopen it"):
+            with pytest.raises(StorageFailed, match="failed before; reopen it"):
                 use(found)
         with pytest.raises(StorageFailed):
             found.reopen()

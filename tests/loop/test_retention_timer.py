@@ -8,7 +8,7 @@ import pytest
 
 from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import DroppedBuried, Partition
-from penstock.loop.retention import DROPS_AT_ONCE, FIRST_LOOK, buried_to_drop
+from penstock.loop.retention import DROPS_AT_ONCE, FIRST_RUN, buried_to_drop
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
 from penstock.testing import Halt, ManualClock, SimulatedFiles
@@ -135,7 +135,7 @@ def test_what_became_old_while_it_was_closed_goes_after_the_opening(partition: P
     partition.clock.advance(3 * DAY)
     partition.open()
     assert retained(partition.wrapped) == [0, 1]
-    let_pass(partition, FIRST_LOOK)
+    let_pass(partition, FIRST_RUN)
     assert retained(partition.wrapped) == []
 
 
@@ -150,7 +150,7 @@ def test_what_is_closed_says_when_it_wants_to_be_opened(partition: PartitionUnde
     assert partition.wrapped.summary().due_elapsed == began + DAY // 20 + DAY
     partition.restart()
     partition.clock.advance(2 * DAY)
-    let_pass(partition, FIRST_LOOK)
+    let_pass(partition, FIRST_RUN)
     assert retained(partition.wrapped) == []
     assert partition.wrapped.summary().due_elapsed is None
 
@@ -384,7 +384,7 @@ def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble
         assert again.gaps == [], f"step {step}"
         assert again.payloads([13, 14]) == [b"1.3"], f"step {step}"
         assert not stored or again.payloads([40, 41]) == [b"asked for in the same turn"], f"step {step}"
-        clock.advance(FIRST_LOOK)
+        clock.advance(FIRST_RUN)
         again.apply_due_retention()
         assert again.state.dropped.runs == [0, 13, 14, 40], f"step {step}"
     assert tidied or trouble == "halt"

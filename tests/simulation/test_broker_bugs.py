@@ -97,8 +97,8 @@ def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
         right(self, member, packed, line, now)
         self._partitions.post(ConfirmRequest(member.number, packed, member.transfers_under_way[packed], [(line[0].sequence, -1)], None))
 
-    right = TransferStep._set_out
-    patch.setattr(TransferStep, "_set_out", set_out)
+    right = TransferStep._send_first
+    patch.setattr(TransferStep, "_send_first", set_out)
 
 
 @bug(300)
@@ -131,7 +131,7 @@ def what_arrived_stays_on_its_way(patch: Patch) -> None:
 
 @bug(40)
 def keys_are_not_routed_anew(patch: Patch) -> None:
-    patch.setattr(TransferStep, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
+    patch.setattr(TransferStep, "_destinations", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
 
 
 @bug(40)
@@ -141,8 +141,8 @@ def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
         batch.origins = None
         return batch
 
-    right = TransferStep._addressed
-    patch.setattr(TransferStep, "_addressed", addressed)
+    right = TransferStep._with_origins
+    patch.setattr(TransferStep, "_with_origins", addressed)
 
 
 @bug(40)
@@ -245,7 +245,7 @@ def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
 
 @bug(40)
 def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
-    patch.setattr(ProduceStep, "_known", lambda self, *args: ([], None))
+    patch.setattr(ProduceStep, "_stored_parts", lambda self, *args: ([], None))
 
 
 @bug(40)
@@ -302,8 +302,8 @@ def instants_of_different_partitions_are_compared(patch: Patch) -> None:
             self.rank = self.own_time(self.rank)
         return changed
 
-    right = LeaseSource.look
-    patch.setattr(LeaseSource, "look", look)
+    right = LeaseSource.update
+    patch.setattr(LeaseSource, "update", look)
 
 
 @bug(400)
@@ -364,7 +364,7 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 
 @bug(40)
 def an_item_goes_to_any_partition(patch: Patch) -> None:
-    patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
+    patch.setattr(producing, "_partitions_of", lambda batch, request, slots: [producing.FREE] * len(batch))
 
 
 # -- what could still be undone ------------------------------------------------------------------------
@@ -416,8 +416,8 @@ def fences_stand_before_they_are_committed(patch: Patch) -> None:
         right(self, member)
         member.fences_ready = True
 
-    right = ResizeStep._prepare
-    patch.setattr(ResizeStep, "_prepare", prepare)
+    right = ResizeStep._complete_fences
+    patch.setattr(ResizeStep, "_complete_fences", prepare)
 
 
 @bug(40)

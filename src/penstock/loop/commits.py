@@ -1,7 +1,7 @@
 """The end of a turn: partitions are committed, and requests are answered when the partitions they used are durable.
 
 Owns: `CommitTracker`: the partitions in I/O, the requests whose answers wait for them, and the answers.
-    _commit   append what was run; partitions that need a sync start I/O (`io_to_dispatch`); answer requests of the others
+    _commit   append what was run; partitions that need a sync start I/O (`io_to_dispatch`); answer the other requests
     _end_io   take back partitions whose I/O is over (`io_finished`), and answer the requests that waited for them
     _expire   answer requests at their deadline although a partition is still in I/O
 Which thread does the I/O is decided in loop.py.
@@ -58,7 +58,7 @@ class CommitTracker(PartitionSet):
     # -- I/O -----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        """Append what was run. Partitions that need a sync start I/O; requests that used only others are answered at once."""
+        """Append what was run. Partitions that need a sync start I/O; requests that used only others are answered."""
         pending = self.uncommitted_answers
         for index, (request, result) in enumerate(pending):
             if type(request) is requests.LeaseRequest:
@@ -89,7 +89,7 @@ class CommitTracker(PartitionSet):
             self._start_io(handle, None if partition.can_sync else partition.commit)
 
     def _start_io(self, handle: PartitionHandle, job: Callable[[], None] | None) -> None:
-        """Start I/O of a partition. In this order: after an interrupt anywhere, a partition in I/O is still dispatched."""
+        """Start I/O of a partition. In this order, so that after an interrupt it is still dispatched."""
         self.io_to_dispatch.append(handle)
         self.handles_in_io[handle.number] = handle
         handle.start_io(job)
@@ -110,7 +110,7 @@ class CommitTracker(PartitionSet):
             self.uncommitted_answers.popleft()
 
     def _expires(self, request: Request) -> int:
-        """When a request is answered although a partition is in I/O: at its deadline, and not before a sync has had time. 0: never."""
+        """When a request is answered although a partition is in I/O: at its deadline, after SLOW_AFTER at least; 0: never."""
         until = request.deadline if isinstance(request, requests.LeaseRequest) else request.give_up_at
         return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.LeaseRequest) else 0
 
@@ -212,7 +212,7 @@ class CommitTracker(PartitionSet):
             request.finish(error=error)
 
     def _collect(self, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
-        """Read leased items before their partitions start I/O. Gives (handle, granted, items, elapsed deadline) of each part."""
+        """Read leased items before I/O starts. Gives (handle, granted, items, elapsed deadline) of each part."""
         found: list[Any] = []
         for handle, granted in parts:
             try:
@@ -236,7 +236,7 @@ class CommitTracker(PartitionSet):
             for handle, granted, items, until in parts
             if handle.number not in failed
         ]
-        ended = [one for one in given if one.seconds <= 0]  # the lease ended while the answer waited for another partition
+        ended = [one for one in given if one.seconds <= 0]  # while the answer waited for another partition
         if ended:
             self.settle_step.return_items(ended)
             given = [one for one in given if one.seconds > 0]

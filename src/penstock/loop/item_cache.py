@@ -1,11 +1,11 @@
 """Caches of a partition's items.
 
-Owns: `ItemCache` (items by offset) and `BlockCache` (the key ids and priorities of items, which rules decide by). Everything
-in them can be read again from the log. Produced items are cached as they were given, so that a consumer close behind needs
-neither disk nor decoding. Small neighbouring frames are joined into one block, so that a backlog produced item by item is
-searched as fast as one produced in batches.
-`ItemCache.read` reads a range from its start to its end and gives the items, and the gaps where damage took items. A gap
-does not end the read.
+Owns: `ItemCache` (items by offset) and `BlockCache` (the key ids and priorities of items, which rules decide by).
+Everything in them can be read again from the log. Produced items are cached as they were given, so that a consumer
+close behind needs neither disk nor decoding. Small neighbouring frames are joined into one block, so that a backlog
+produced item by item is searched as fast as one produced in batches.
+`ItemCache.read` reads a range from its start to its end and gives the items, and the gaps where damage took items. A
+gap does not end the read.
 Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
 
@@ -121,7 +121,7 @@ class ItemCache:
             if gap is not None:
                 yield gap
                 start = gap.stop
-            else:  # the log does not have it: continue at the next cached item, the next gap, or the end of what was fetched
+            else:  # not in the log: continue at the next cached item or gap, or after what was fetched
                 start = min(
                     [reached, *self._bases[bisect_right(self._bases, start) :][:1], *(gap.start for gap in gaps if gap.start > start)]
                 )
@@ -152,7 +152,7 @@ class ItemCache:
         return found if offset < found.stop else None
 
     def _fetch(self, start: int, stop: int) -> tuple[list[Gap], int]:
-        """Read about FETCH_BYTES from `start` on into the cache. Gives the gaps, and the offset up to which the log was read."""
+        """Cache about FETCH_BYTES from `start` on. Gives the gaps, and the offset up to which the log was read."""
         if self._bytes > CACHE_BYTES // 2:
             self._remove_read()
         if self._bytes > CACHE_BYTES // 2:

@@ -2,8 +2,8 @@
 
 Owns: `frame_events` (by frame, in runs of items: for many items), `events` (by item) and `item_history` (of one item).
 Works on the owner's log and on a published one. Reading begins at a Base, the first frame of a segment, so any range of
-segments can be read alone. Events in segments that retention deleted are missing: an item's history may begin late. In a
-segment that retention rewrote, only the Produced events of the remaining items are found, up to the next Base.
+segments can be read alone. Events in segments that retention deleted are missing: an item's history may begin late. In
+a segment that retention rewrote, only the Produced events of the remaining items are found, up to the next Base.
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def item_history(log: ReadableLog, offset: int, stop_sequence: int | None = None
 
 
 def _before(log: ReadableLog, start: int) -> int:
-    """The sequence after which to read so that the state is known at `start`: the one before the last Base up to there."""
+    """The sequence after which to read so that the state is known at `start`: just before the last Base up to there."""
     begins = [facts.first_sequence for facts in log.segments()[1:] if facts.first_sequence <= start]
     return begins[-1] - 1 if begins else 0
 

@@ -1,13 +1,13 @@
 """The loop of a queue: takes requests from callers and decides which thread runs a turn.
 
-Owns: `Loop`. Group commit by flat combining: a caller adds its request to the pending ones and, if no thread runs a turn,
-runs one with all of them; else it sleeps until it has its answer or is woken to run the next turn. So a single caller needs
-no other thread, and many callers share one sync. Runner threads, shared by all queues (runners.py), run turns for timers,
-for waiting requests, and for requests that came by `submit` (async callers, other queues).
-No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its own
-request; threads of the storage root sync the others. Then the requests are answered (commits.py).
-Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed.
-Without threads (`threaded=False`) turns run only in `call` and `turn`; simulations use that.
+Owns: `Loop`. Group commit by flat combining: a caller adds its request to the pending ones and, if no thread runs a
+turn, runs one with all of them; else it sleeps until it has its answer or is woken to run the next turn. So a single
+caller needs no other thread, and many callers share one sync. Runner threads, shared by all queues (runners.py), run
+turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
+No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its
+own request; threads of the storage root sync the others. Then the requests are answered (commits.py).
+Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed. Without
+threads (`threaded=False`) turns run only in `call` and `turn`; simulations use that.
 """
 
 import logging
@@ -168,7 +168,7 @@ class Loop:
         return engine.wants_turn or len(self._pending) > 0 or bool(engine.io_finished) or bool(engine.io_to_dispatch) or by_hand
 
     def _run_turns(self, request: Request) -> PartitionHandle | None:
-        """Run turns until this request is answered or waits. Gives the partition that this thread must sync for it, if any."""
+        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any."""
         while True:
             self._turn()
             own = self._dispatch_io(request)
@@ -208,7 +208,7 @@ class Loop:
     # -- commits -------------------------------------------------------------------------------------
 
     def _dispatch_io(self, request: Request | None = None) -> PartitionHandle | None:
-        """Give the I/O that a turn started to other threads, except the sync that the caller of `request` does. Gives that one."""
+        """Give the I/O of a turn to other threads, except the sync for `request`, which its caller does."""
         to_dispatch = self.engine.io_to_dispatch
         if not to_dispatch and not self.manual_io:
             return None

@@ -1,7 +1,7 @@
 """Metrics of a queue: counters, and how long callers waited.
 
-Owns: `Meter` and `Histogram`. Always on: it costs a few additions per request. Each latency bucket is a quarter wider than
-the one before, so a quantile is right to within about a tenth.
+Owns: `Meter` and `Histogram`. Always on: it costs a few additions per request. Each latency bucket is a quarter wider
+than the one before, so a quantile is right to within about a tenth.
 """
 
 import math

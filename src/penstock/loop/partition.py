@@ -3,13 +3,13 @@
 Owns: `Partition`, the only module that changes a state and its log together.
     run(command)     decide a command and apply its records in memory; the answer may not be sent yet
     begin_commit()   append the records; gives whether a sync must follow before answers are sent
-    commit()         begin_commit, sync if needed, end_commit: then answers may be sent. The sync may also run in another
-                     thread, which calls `end_commit`
+    commit()         begin_commit, sync if needed, end_commit: then answers may be sent. Another thread may do
+                     the sync and `end_commit`
     items(runs)      the items of runs of offsets
-Opening replays the log with the same `apply`. After a failed write the state is rebuilt from what is synced (`reopen`); a
-write is never repeated. A turn that only leased needs no sync: if a power cut loses the record, the item is leased again,
-and the epoch in the lease number keeps two leases apart. If a failed write loses it, `reopen` appends it again, because its
-holder works on the item.
+Opening replays the log with the same `apply`. After a failed write the state is rebuilt from what is synced (`reopen`);
+a write is never repeated. A turn that only leased needs no sync: if a power cut loses the record, the item is leased
+again, and the epoch in the lease number keeps two leases apart. If a failed write loses it, `reopen` appends it again,
+because its holder works on the item.
 What another log records about this partition is read through `committed`, which fails while some of it could be undone.
 One thread at a time: the one that runs the turn, or that does its I/O.
 """
@@ -96,7 +96,7 @@ class Partition:
         self._segment_age = segment_age
         self._free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
-        """Buried items that retention deleted and that are not logged yet; the caller that logs them clears the list."""
+        """Buried items that retention deleted; the caller logs them and clears the list."""
         self.maintenance_error: StorageFailed | None = None
         """The error of rotation, checkpoint or retention, until the caller has logged it."""
         self._schedule = RetentionSchedule()
@@ -138,7 +138,7 @@ class Partition:
         else:
             newest = self.log.newest()
             self._plan_rotation(0, newest.base_offset, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
-        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each lost frame may have been an opening
+        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may be an opening
         if not self.gaps:  # after damage the records may not fit: their holders will be refused
             now = self._turn
             for _, records, then in unwritten:  # at their own time: deadlines count from it
@@ -164,7 +164,8 @@ class Partition:
     def finish_interrupted_commit(self) -> None:
         """After an interrupt in `commit`: write everything that was run, durably.
 
-        Only for interrupts: after a failed write nothing is written again. Raises StorageFailed when the turn is undone.
+        Only for interrupts: after a failed write nothing is written again. Raises StorageFailed when the turn is
+        undone.
         """
         if self._failure is not None or self._undone:  # interrupted while a failure was handled
             self.reopen()
@@ -204,7 +205,7 @@ class Partition:
     def summary(self) -> Summary:
         """What its queue needs to know while it is closed."""
         segments = self.log.segments()
-        self._schedule.learn(segments, self.now().elapsed)
+        self._schedule.note_segments(segments, self.now().elapsed)
         found = summary.summarize(self.state, sum(facts.size_bytes for facts in segments))
         due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
         found.due_elapsed = min(due, default=None)
@@ -228,8 +229,8 @@ class Partition:
     def run(self, command: Command, rounds: int = 0) -> Answer:
         """Decide a command and apply it in memory. The answer may be sent after `commit`.
 
-        With `rounds`, a lease that must search long gives up after so many rounds and answers `AskAgain`: commit, then run
-        it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
+        With `rounds`, a lease that must search long gives up after so many rounds and answers `AskAgain`: commit, then
+        run it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
         """
         self._check_usable()
         if self._free_space.bytes and type(command) is Produce and command.source is None:
@@ -341,7 +342,9 @@ class Partition:
         self._check_usable()
         if self._undone:
             self.reopen()
-            raise StorageFailed(f"storage failed during the turn and everything in it was undone ({commit_error or 'reading'}); run it again")
+            raise StorageFailed(
+                f"storage failed during the turn and everything in it was undone ({commit_error or 'reading'}); run it again"
+            )
         if failure is not None:
             self._fail(failure)
         self._clear_unsynced()
@@ -369,7 +372,7 @@ class Partition:
 
     @property
     def is_committed(self) -> bool:
-        """Whether a failed write can undo nothing of the state but unsynced leases, and no failure is still to be reported."""
+        """Whether a failed write can undo nothing but unsynced leases, and no failure is still to be reported."""
         return not (self._staged or self._appended or self.owes_sync or self.failed or self._undone or self._commit_error)
 
     @property
@@ -431,7 +434,7 @@ class Partition:
         self._retain(drops=DROPS_AT_ONCE)
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint, so that the next opening replays fewer frames. With a large state the next one is later."""
+        """Write a checkpoint, so that opening replays fewer frames. With a large state the next one is later."""
         body = base.dump(self.state)
         self.log.write_checkpoint(body, self.state.moment.elapsed, self.state.moment.wall, self.state.next_offset)
         self._clear_unsynced()
@@ -472,7 +475,7 @@ class Partition:
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:
-        """Read blocks into the cache, after writing staged records so that they can be read. Gives runs of items found lost."""
+        """Write the staged records, then read blocks into the cache. Gives runs of items found lost."""
         self._flush()
         self._fetched = True
         return recovery.record_gaps(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
@@ -489,7 +492,7 @@ class Partition:
                     self._undone = True
 
     def _rotate(self) -> None:
-        """Begin a new segment with a Base. A large Base makes larger segments, so that it stays a small part of the writes."""
+        """Begin a new segment with a Base. A large Base makes larger segments, so that few writes are Bases."""
         state = self.state
         state.ttl.keep(lambda entry: state.completed.missing(entry.start, entry.stop))  # resolved items need no ttl
         body = base.dump(state)
@@ -506,9 +509,10 @@ class Partition:
     # -- retention -----------------------------------------------------------------------------------
 
     def apply_retention(self, *, thorough: bool = False, rotate: bool = False) -> RetentionResult:
-        """Delete resolved items beyond the policy's retention. `thorough`: also when little is freed. `rotate`: first begin a segment.
+        """Delete resolved items beyond the policy's retention.
 
-        Without this call it happens at every rotation, and when `apply_due_retention` is called at `next_retention`.
+        `thorough`: also when little is freed. `rotate`: begin a new segment first. Without this call retention happens
+        at every rotation, and when `apply_due_retention` is called at `next_retention`.
         """
         self._commit_so_far()
         try:
@@ -556,7 +560,7 @@ class Partition:
         return when
 
     def apply_due_retention(self) -> None:
-        """Commit, then close the newest segment if it is old and delete some old items. A failure does not fail the commit."""
+        """Commit, then close the newest segment if it is old and delete old items. The commit stays if that fails."""
         self.commit()
         if not self.failed:
             self._maintain(self._retain_due)
@@ -568,7 +572,7 @@ class Partition:
         self._retain(drops=DROPS_AT_ONCE)
 
     def _should_rotate_for_rewrite(self, now: int) -> bool:
-        """Whether the second-newest segment is worth a rewrite, which needs a new segment after it: an idle queue begins none."""
+        """Whether a new segment would allow a useful rewrite of the second-newest one: an idle queue begins none."""
         segments = self.log.segments()
         chosen = plan_retention(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
         return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
@@ -589,7 +593,7 @@ class Partition:
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
             self._items.clear()
-        self._schedule.looked(self.log.segments(), now, retention, self.records_applied, chosen)
+        self._schedule.note_run(self.log.segments(), now, retention, self.records_applied, chosen)
         return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------

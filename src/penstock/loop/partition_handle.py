@@ -1,9 +1,9 @@
 """A queue's handle on one partition: usable, in I/O, slow, failing, or closed.
 
-Owns: `PartitionHandle`, its back-off and its I/O. A partition is in I/O while its commit or another disk job runs in some
-thread: until that is over no turn reads or changes it, and turns run on the other partitions. In I/O for SLOW_AFTER it is
-slow, and counts as failing. A partition whose storage failed is reopened after a back-off that grows. Meanwhile requests for
-it are refused with an error that may be repeated.
+Owns: `PartitionHandle`, its back-off and its I/O. A partition is in I/O while its commit or another disk job runs in
+some thread: until that is over no turn reads or changes it, and turns run on the other partitions. In I/O for
+SLOW_AFTER it is slow, and counts as failing. A partition whose storage failed is reopened after a back-off that grows.
+Meanwhile requests for it are refused with an error that may be repeated.
 """
 
 from collections import deque
@@ -25,14 +25,14 @@ LAST_WAIT = 5 * SECOND
 GROWTH = 1.5
 JITTER = 0.2
 PUBLISH_AFTER = 200 * MILLISECOND
-"""A partition is synced and published so long after a commit. In durability mode "interval", a power cut may take so much."""
+"""Time from a commit to its sync and publishing. In durability mode "interval", a power cut may lose so much."""
 SLOW_AFTER = 500 * MILLISECOND
 """A partition in I/O for longer is slow."""
 GRACE_AFTER_SLOW = 2 * SECOND
 """No lease of a slow partition ends for so long after its I/O: its holder could not settle it."""
 PROMPT = 100 * MILLISECOND
 AVOID_FOR = 5 * SECOND
-"""A partition whose sync took longer than PROMPT is avoided for AVOID_FOR: it gets no items without a key, and no caller syncs it."""
+"""After a sync of more than PROMPT it is avoided for AVOID_FOR: by items without a key, and by callers' syncs."""
 IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
 """A partition without activity for so long is closed: an active one, and a retired one that takes no new items."""
 CLOSED_WALL_CHECK = 10 * SECOND
@@ -270,7 +270,7 @@ class PartitionHandle:
         if self.io_error is not None:
             self.recovered = False
             self.fail(self.io_error)
-        elif self.partition is not None and self.partition.failed:  # the commit is stored; maintenance of the files failed
+        elif self.partition is not None and self.partition.failed:  # the commit is stored; maintenance failed
             self.recovered = False
             self.fail(StorageFailed("maintenance of its files failed"))
         else:
@@ -278,7 +278,7 @@ class PartitionHandle:
         return self.io_error
 
     def after_commit(self) -> None:
-        """After a good commit: reset the back-off and plan the next publishing. A read error makes it failing instead."""
+        """After a commit: reset the back-off and plan the next publishing; a read error makes it failing instead."""
         partition = self.partition
         if self.read_error is not None:
             error, self.read_error = self.read_error, None

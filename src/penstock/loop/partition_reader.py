@@ -2,9 +2,9 @@
 
 Owns: `PartitionReader`; the interfaces that it shares with the owner's partition (`ReadablePartition`, and in a queue
 `PartitionView` and `QueueView`); and reading from an offset on (`retained_runs`, `read_retained`).
-A reader takes no lock and writes nothing. Its state is the one published when it was opened or last refreshed. Published
-frames are never taken back while the machine runs, so a refresh reads only new ones; when the next ones are deleted or
-damaged, it replays from a Base. Single-threaded.
+A reader takes no lock and writes nothing. Its state is the one published when it was opened or last refreshed.
+Published frames are never taken back while the machine runs, so a refresh reads only new ones; when the next ones are
+deleted or damaged, it replays from a Base. Single-threaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ class PartitionReader:
         self._items = ItemCache(log)
         self._blocks = BlockCache(self._items)
         self._lost = RunSet()
-        """Items found lost since the last refresh, so that they are not read again. Only the owner may change the state."""
+        """Items found lost since the last refresh; they are not read again. (Only the owner changes the state.)"""
         self.sequence = 0
         """The sequence of the last frame in the state; 0 when there is none, or the last replay failed."""
         self._begin()
@@ -150,7 +150,7 @@ class PartitionReader:
         self._begin()
 
     def _record_sequence(self, frames: Iterator[Frame | Gap], sequence: int = 0) -> Iterator[Frame | Gap]:
-        """Pass frames on and record the last sequence at the end: a state that was replayed in part must not be continued."""
+        """Pass frames on, and set `sequence` at the end: a state that was replayed in part must not be continued."""
         for found in frames:
             sequence = last_sequence(found)
             yield found

@@ -1,6 +1,6 @@
 """A queue's partitions, and the state that the steps of a turn share.
 
-Owns: `PartitionSet`: the partition handles, the slot map, the answers that wait for the commit, and the flags of a turn.
+Owns: `PartitionSet`: the partition handles, the slot map, the uncommitted answers, and the flags of a turn.
 """
 
 from collections import deque
@@ -77,7 +77,7 @@ class PartitionSet:
         self._setup = setup
 
     def set_partitions(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
-        """Set the queue's partitions (`numbers`), those that take new items (`active`) and the slot map; new ones are added."""
+        """Set the queue's partitions (`numbers`), those that take new items (`active`) and the slot map."""
         for number in sorted(numbers):
             self.add(number)
         for number, handle in self.handles.items():
@@ -85,7 +85,7 @@ class PartitionSet:
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> PartitionHandle:
-        """The handle of a partition, added when it is new. It is opened when needed; in the next turn if its summary says so."""
+        """The handle of a partition, added when it is new. The next turn opens it if its summary says so."""
         if number not in self.handles:
             summary = self._setup.summary_of(number)
             self.handles[number] = handle = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
@@ -160,7 +160,7 @@ class PartitionSet:
         )
 
     def maybe_ready(self) -> list[PartitionHandle]:
-        """Partitions that may have ready items, by number: those that had some at the end of the last turn, and those used since."""
+        """Partitions that had ready items at the end of the last turn or were used since, by number."""
         return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
 
     def note_ready(self) -> None:
@@ -196,7 +196,7 @@ class PartitionSet:
             request.finish(error=error)
 
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
-        """Unresolved items and about how many bytes of log they take; of a partition that is not usable, the last known."""
+        """Unresolved items and about how many bytes they take; of a partition that is not usable, the last known."""
         items = size = 0
         for handle in self.handles.values():
             if handle.is_usable:

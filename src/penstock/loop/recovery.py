@@ -1,7 +1,7 @@
 """Opening a partition from its log: its state, its elapsed time, and damage.
 
-Owns: `replay`, `apply_frames` and `elapsed_shift`; `gaps_at_opening` and `record_gaps`; and for segments missing before the
-oldest one `mark_missing_front` (at opening) and `find_missing_front` (for verify and repair).
+Owns: `replay`, `apply_frames` and `elapsed_shift`; `gaps_at_opening` and `record_gaps`; and for segments missing before
+the oldest one `mark_missing_front` (at opening) and `find_missing_front` (for verify and repair).
 A gap loses exactly the items between its neighbours that retention had not deleted. Each gap is logged once.
 """
 
@@ -22,7 +22,7 @@ from penstock.words.ids import format_id
 
 
 def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
-    """What to add to the machine's elapsed time to get the partition's, which never goes back; and whether the machine rebooted."""
+    """What to add to the machine's elapsed time to get the partition's; and whether the machine rebooted."""
     if state.epoch == 0:
         return -raw.elapsed, False
     if state.boot_id == boot:
@@ -101,7 +101,8 @@ def mark_missing_front(state: State, first_offset: int, where: str) -> Sequence[
 
 
 def find_missing_front(log: ReadableLog, first_offset: int) -> list[Gap]:
-    """Gaps for the items lost before a log's oldest segment, which begins at `first_offset`. Recorded ones count as repaired.
+    """Gaps for items lost before a log's oldest segment, which begins at `first_offset`; recorded ones count as
+    repaired.
 
     The state must be read after the segments are listed: an owner records what it deletes before it deletes it.
     """
@@ -113,5 +114,5 @@ def find_missing_front(log: ReadableLog, first_offset: int) -> list[Gap]:
 
 
 def missing_segment(gap: Gap) -> Gap:
-    """Correct the reason of a gap that took items: if the log says dropped and retention did not, a segment is missing."""
+    """Correct the reason of a gap that took items: if retention did not drop them, a segment is missing."""
     return gap._replace(why=MISSING) if gap.why == DROPPED else gap

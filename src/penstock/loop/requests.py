@@ -1,8 +1,8 @@
 """Requests to a queue, and how their callers get the answers.
 
 Owns: `Request` and its kinds; `PendingRequests`, in which they wait for a turn.
-A caller makes a request, and a turn answers it once. The caller's thread sleeps until it is woken with the answer, or to
-run the next turn. Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
+A caller makes a request, and a turn answers it once. The caller's thread sleeps until it is woken with the answer, or
+to run the next turn. Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ class Request:
     reserved: ClassVar[bool] = False
     """Whether it may take one of the places that are reserved for requests which make a queue shorter."""
     needs_all_open = True
-    """Of a request for the whole queue: whether it needs every partition open, or the summaries of closed ones will do."""
+    """Of a request for all partitions: whether it needs them open; else summaries of closed ones suffice."""
 
     def __init__(self, deadline: int = 0) -> None:
         self.deadline = deadline
@@ -66,7 +66,7 @@ class Request:
         self.wake()
 
     def claim(self) -> bool:
-        """True for the first that calls it, which decides the request: the turn that takes it, or the caller that gives up."""
+        """True once: for the turn that takes the request, or for the caller that gives up before."""
         try:
             return self._unclaimed.pop()
         except IndexError:
@@ -128,7 +128,7 @@ class ProduceRequest(Request):
         self.batch = batch
         self.request = request
         self.sequence = sequence
-        """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever. 0 is no chunk."""
+        """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever; else 0."""
 
     def check(self) -> None:
         super().check()
@@ -238,7 +238,7 @@ class FunctionRequest(Request):
         self.function = function
         self.needs_all_open = needs_all_open
         self.recorded_elsewhere = recorded_elsewhere
-        """Whether it succeeds even when a commit fails: it is recorded in the catalog, and partitions that missed it catch up."""
+        """Whether it succeeds even when a commit fails: it is in the catalog, and partitions that missed it catch up."""
 
 
 class ResizeRequest(FunctionRequest):
@@ -260,7 +260,7 @@ class AwaitRequest(Request):
 
 
 class DeliverRequest(Request):
-    """Store transfers in a partition. Answered with (sequence, offset of the first item or -1) for each that was stored."""
+    """Store transfers in a partition. Answered with (sequence, offset of the first item or -1) of each stored one."""
 
     verb = "transfer"
     reserved = True

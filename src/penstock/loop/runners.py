@@ -1,7 +1,7 @@
 """Threads that run turns which no caller's thread runs. All queues of a broker share them.
 
-Owns: `Runners`: up to THREADS threads that run turns, and one that waits for the next planned turn. They start when they
-are first needed. A turn never waits for a disk (loop.py), so a few threads serve many queues.
+Owns: `Runners`: up to THREADS threads that run turns, and one that waits for the next planned turn. They start when
+they are first needed. A turn never waits for a disk (loop.py), so a few threads serve many queues.
 """
 
 import threading

@@ -1,7 +1,7 @@
 """The step of a turn that completes, retries, buries and extends leased items.
 
-Owns: `SettleStep`. Each part of a request goes to the partition of its lease and has its own result: a refused part does
-not stop the others.
+Owns: `SettleStep`. Each part of a request goes to the partition of its lease and has its own result: a refused part
+does not stop the others.
 """
 
 from collections.abc import Sequence

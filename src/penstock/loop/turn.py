@@ -67,7 +67,7 @@ class QueueEngine(CommitTracker):
     # -- the turn ------------------------------------------------------------------------------------
 
     def turn(self, taken: Sequence[Request], now: int) -> None:
-        """Run one turn. At its end every request of `taken` is answered, or waits for items, room, a partition or a commit."""
+        """Run one turn. Then each request of `taken` is answered, or waits for items, room, a partition or a commit."""
         self.now = now
         self.wants_turn = False
         self.answered = []
@@ -118,7 +118,7 @@ class QueueEngine(CommitTracker):
         self._end()
 
     def finish_io(self, now: int) -> None:
-        """Take back partitions whose I/O is over and answer the requests that waited; deferred requests run in the next turn."""
+        """Take back partitions whose I/O is over and answer the waiting requests; deferred ones run in the next turn."""
         self.now = now
         self.answered = []
         self._end_io()
@@ -147,9 +147,9 @@ class QueueEngine(CommitTracker):
     def _runnable(self, taken: Sequence[Request]) -> Sequence[Request]:
         """The requests that can run now, by step; within a step deferred ones first, in their order.
 
-        A request that needs a partition in I/O is deferred, and later requests that share a partition with it wait too, so
-        that a request for many partitions is not passed for ever. A request that waited only for slow partitions keeps
-        waiting; any other that needs a slow partition runs and is refused.
+        A request that needs a partition in I/O is deferred, and later requests that share a partition with it wait too,
+        so that a request for many partitions is not passed for ever. A request that waited only for slow partitions
+        keeps waiting; any other that needs a slow partition runs and is refused.
         """
         found: list[Request] = []
         deferred: list[Request] = []
@@ -243,7 +243,7 @@ class QueueEngine(CommitTracker):
                 self.remove(self.handles[number])
 
     def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
-        """Defer produces to partitions without their fences: they may not take moved keys yet. Gives the other requests."""
+        """Defer produces to partitions without their fences, which may not take moved keys. Gives the others."""
         waiting = [one for one in taken if isinstance(one, requests.ProduceRequest) and self._needs_unfenced(one)]
         for one in waiting:
             self.resize_step.wanted.update(self.produce_step.needs(one) or ())
@@ -351,7 +351,7 @@ class QueueEngine(CommitTracker):
                     handle.undo(_interrupted(error))
             self.requeue_undone([*taken, *(request for request, _ in pending)], error)
             self.resize_step.invalidate()
-        for handle in [handle for handle in self.io_to_dispatch if not handle.in_io]:  # the interrupt came before I/O started
+        for handle in [handle for handle in self.io_to_dispatch if not handle.in_io]:  # interrupted before I/O
             self.io_to_dispatch.remove(handle)
             self.handles_in_io.pop(handle.number, None)
         self.transfer_step.note_senders()  # the next turn sends their outboxes
@@ -360,13 +360,13 @@ class QueueEngine(CommitTracker):
     def requeue_undone(self, taken: Sequence[Request], error: BaseException) -> None:
         """Run the requests of an undone turn again; lease requests wait for items again."""
         again: list[Request] = []
-        answered = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit had begun and is finished
+        answered = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit is finished
         waiting_lists = (self.lease_step.waiting, self.produce_step.waiting, self.waiting_for_items, self.deferred, answered, again)
         for request in taken:
             if request.done:
                 request.notify()  # the interrupt may have prevented it
                 continue
-            if not request.taken or any(request in waiting_list for waiting_list in waiting_lists):  # requeued already, or it waits
+            if not request.taken or any(request in waiting_list for waiting_list in waiting_lists):
                 continue
             request.undo_count += 1
             if request.undo_count > MAX_RERUNS:
