@@ -275,6 +275,15 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Q
     assert next_run is not None and next_run > now
 
 
+def test_a_request_whose_caller_gave_up_does_not_keep_the_loop_busy(hanging: QueueWithSlowPartition) -> None:
+    """Its answer waits for the partition still; its deadline in the past is no reason for a turn."""
+    asked = hanging.hang()
+    asked.request.finish(error=OutcomeUnknown("the caller gave up"))
+    hanging.rig.advance_in_steps(11)
+    next_run = hanging.desk.loop.engine.next_run
+    assert next_run is None or next_run > hanging.rig.embedded.clock.read().elapsed
+
+
 def test_close_waits_and_answers_everyone(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
     behind = hanging.desk.submit(LeaseRequest(1, deadline=hanging.rig.deadline(60)))

@@ -238,7 +238,7 @@ class FunctionRequest(Request):
         self.function = function
         self.needs_all_open = needs_all_open
         self.recorded_elsewhere = recorded_elsewhere
-        """Whether it succeeds even when a commit fails: it is in the catalog, and partitions that missed it catch up."""
+        """Whether it succeeds even when a commit fails: it is in the catalog, and partitions that missed it get it."""
 
 
 class ResizeRequest(FunctionRequest):

@@ -279,7 +279,7 @@ CHECK_BYTES = 64 * MIB
 
 
 class FreeSpaceCheck:
-    """Checks that a number of bytes stay free; 0 is no limit. Asks the system every CHECK_BYTES, near the limit always."""
+    """Checks that a number of bytes stay free; 0 is no limit. Asks the system every CHECK_BYTES and near the limit."""
 
     __slots__ = ("_known", "_log", "_written", "bytes")
 

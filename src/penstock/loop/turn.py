@@ -118,7 +118,7 @@ class QueueEngine(CommitTracker):
         self._end()
 
     def finish_io(self, now: int) -> None:
-        """Take back partitions whose I/O is over and answer the waiting requests; deferred ones run in the next turn."""
+        """Take back partitions whose I/O is over and answer waiting requests; deferred ones run in the next turn."""
         self.now = now
         self.answered = []
         self._end_io()
@@ -401,7 +401,7 @@ class QueueEngine(CommitTracker):
             waiting_lists: tuple[Sequence[Request], ...] = (self.produce_step.waiting, self.waiting_for_items)
             ends = [request.deadline for waiting_list in waiting_lists for request in waiting_list if request.deadline]
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
-            ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires]
+            ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires and not waiting.request.done]
             ends += [handle.slow_at(self._last_io_end) for handle in self.handles_in_io.values() if handle.is_worth_waiting_for]
             earliest = self.lease_step.earliest
             if earliest is not None and earliest <= self.now and self.any_worth_waiting_for:
