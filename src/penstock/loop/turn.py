@@ -86,8 +86,6 @@ class QueueEngine(CommitTracker):
             if self.handles_in_io:
                 self._mark_slow()
             requests_now = self._runnable(taken) if self.handles_in_io or self.deferred or self.closed else self._in_order(taken)
-            if self.to_open:
-                self._open()
             if self.partitions_to_add and not any(isinstance(one, requests.ResizeRequest) for one in (*requests_now, *self.deferred)):
                 self._remove_unwanted()
             if any(type(request) is requests.ResizeRequest for request in requests_now):
@@ -153,6 +151,7 @@ class QueueEngine(CommitTracker):
         """
         found: list[Request] = []
         deferred: list[Request] = []
+        whole: list[Request] = []  # of `found`, those that need all partitions
         reserved: set[int] = set()
         self._blocked = False
         for request in (*self.deferred, *self._in_order(taken)):
@@ -165,6 +164,8 @@ class QueueEngine(CommitTracker):
             awaited = any(number in self.handles_in_io and self.handles_in_io[number].is_worth_waiting_for for number in needs)
             if not awaited and reserved.isdisjoint(needs) and not (request.deferred and self._only_slow(known)):
                 found.append(request)
+                if known is None:
+                    whole.append(request)
             elif request.give_up_at and request.give_up_at <= self.now:
                 request.finish(error=self._not_reached(needs))
             else:
@@ -173,6 +174,13 @@ class QueueEngine(CommitTracker):
                 if awaited:
                     reserved.update(needs)
                     self._blocked = self._blocked or known is None
+        if self.to_open:
+            self._open()
+        if whole and self.any_worth_waiting_for:  # a later request opens a partition that these need
+            for request in whole:
+                request.deferred = True
+            found = [request for request in found if request not in whole]
+            deferred = [*whole, *deferred]
         self._running = found  # before `deferred` changes: after an interrupt every request is in one of the two
         self.deferred = deferred
         return self._in_order(found)  # a resize comes first
