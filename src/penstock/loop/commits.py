@@ -163,7 +163,7 @@ class CommitTracker(PartitionSet):
     def _extend_leases(self, handle: PartitionHandle) -> None:
         """Extend the leases of a partition that was slow: their holders could not settle or extend them."""
         end = handle.usable_partition.now().elapsed + GRACE_AFTER_SLOW
-        with suppress(PenstockError):  # the commit says what is wrong
+        with suppress(PenstockError):  # the commit reports the error
             for live in [*handle.state.leases.live.values()]:
                 if live.deadline < end:
                     self.run(handle, ExtendLease(live.number, GRACE_AFTER_SLOW, after_deadline=True))
