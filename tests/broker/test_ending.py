@@ -178,7 +178,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
         go_on.set()
 
     def free() -> None:
-        wait_until(lambda: len(queue.loop._inbox) == len(both))
+        wait_until(lambda: len(queue.loop._pending) == len(both))
         go.set()
 
     run_threads(stuck, free)

@@ -58,7 +58,7 @@ def test_items_without_a_key_go_elsewhere(patchy: BrokerUnderTest) -> None:
 
 def test_items_with_a_key_get_an_error_that_may_be_repeated(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
-    with pytest.raises(StorageFailed, match=r"partition 2 is failing \(.*\); it is tried again by itself") as caught:
+    with pytest.raises(StorageFailed, match=r"partition 2 is failing \(.*\); it will be reopened") as caught:
         queue.produce("later", key=keys_at(queue, BAD)[0])
     assert caught.value.retryable
     assert queue.counts() == {}
@@ -156,7 +156,7 @@ def test_slots_do_not_go_to_one_that_fails(patchy: BrokerUnderTest) -> None:
     disk(patchy).break_partition(0)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, 0)[0])
-    with pytest.raises(StorageFailed, match=r"partition 0 is failing \(.*\); it is tried again by itself"):
+    with pytest.raises(StorageFailed, match=r"partition 0 is failing \(.*\); it will be reopened"):
         queue.resize(1)
     assert [*queue.loop.engine.active] == [0, 1]
 
@@ -167,7 +167,7 @@ def test_all_of_them_failing_is_said(patchy: BrokerUnderTest) -> None:
     for _ in range(2):
         with pytest.raises((StorageFailed, OutcomeUnknown)):
             queue.produce("x")
-    with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is in order .*; try again"):
+    with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is usable .*; try again"):
         queue.produce("x")
     disk(patchy).failing_paths.clear()
     patchy.advance_in_steps(7)

@@ -1,7 +1,7 @@
 """A great many leases end at once: bounded work a turn, and everybody else goes on in between."""
 
 from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
-from penstock.loop.turn import DUE_ITEMS
+from penstock.loop.partition import DUE_ITEMS
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.loop.requests import FunctionRequest, ProduceRequest, SettlePart
-from penstock.loop.turn import REDOS
+from penstock.loop.turn import MAX_RERUNS
 from penstock.operations import (
     ClearItems,
     CompactQueue,
@@ -340,7 +340,7 @@ def test_a_mistake_in_a_turn_ends_nothing(broker: BrokerUnderTest, monkeypatch: 
     waiting = queue.submit(ProduceRequest(batch_of("unknown"), b"r"))
     with monkeypatch.context() as patch:
         patch.setattr(queue.loop.engine.lease_step, "assign", lambda now: 1 / 0)
-        for _ in range(REDOS + 1):
+        for _ in range(MAX_RERUNS + 1):
             assert not waiting.done
             with pytest.raises(ZeroDivisionError):
                 queue.loop.turn()

@@ -337,3 +337,4 @@ def test_a_partition_that_takes_no_items_any_more_is_closed_once_it_is_drained(b
     broker.advance_in_steps(5)
     assert queue.loop.engine.handles[1].closed and not queue.loop.engine.handles[0].closed
     assert queue.stats().completed == 1
+    assert queue.loop.engine.handles[1].closed, "statistics are read from the summary"

@@ -91,8 +91,8 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Broker
     with caplog.at_level(logging.WARNING, logger="penstock"):
         broker.advance_in_steps(SLACK)
     assert sorted(record.getMessage() for record in caplog.records) == [
-        f"retention of queue 'q' dropped 1 buried items of partition 0 ({ids[0]} to {ids[0]}): nobody redrove or cleared them in time",
-        f"retention of queue 'q' dropped 2 buried items of partition 1 ({ids[1]} to {ids[2]}): nobody redrove or cleared them in time",
+        f"retention of queue 'q' dropped 1 buried items of partition 0 ({ids[0]} to {ids[0]}): they were not redriven or cleared in time",
+        f"retention of queue 'q' dropped 2 buried items of partition 1 ({ids[1]} to {ids[2]}): they were not redriven or cleared in time",
     ]
     stats = queue.stats()
     assert (stats.buried, stats.buried_dropped, [one.buried_dropped for one in stats.partitions], stats.warnings) == (0, 3, [1, 2], [])
@@ -123,7 +123,7 @@ def test_a_partition_whose_disk_fails_is_left_alone_and_loses_nothing(caplog: py
     files.break_partition(1)
     with caplog.at_level(logging.WARNING, logger="penstock"):
         broker.advance_in_steps(600)
-    assert any("keeping the files of partition 1 of queue 'q' in order failed" in one.getMessage() for one in caplog.records)
+    assert any("maintenance of the files of partition 1 of queue 'q' failed" in one.getMessage() for one in caplog.records)
     assert [one.status for one in queue.stats().partitions] == ["active", "failing", "active"]
     files.failing_paths.clear()
     broker.advance_in_steps(A_DAY + SLACK)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import queries
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.logs.files.filesystem import Mode, SystemFiles
 from penstock.loop.partition_handle import GRACE_AFTER_SLOW, PartitionHandle
-from penstock.loop.requests import LeaseRequest, ProduceRequest, StoredPart
-from penstock.operations import PauseQueue
+from penstock.loop.requests import FunctionRequest, LeaseRequest, ProduceRequest, StoredPart
+from penstock.operations import PauseQueue, ReadStats
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, QueueBusy, StorageFailed
 from tests.broker.broker_under_test import (
@@ -273,6 +274,44 @@ def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: Q
     assert not asked.done
     now, next_run = hanging.rig.embedded.clock.read().elapsed, hanging.desk.loop.engine.next_run
     assert next_run is not None and next_run > now
+
+
+def test_a_request_whose_caller_gave_up_does_not_keep_the_loop_busy(hanging: QueueWithSlowPartition) -> None:
+    """Its answer waits for the partition still; its deadline in the past is no reason for a turn."""
+    asked = hanging.hang()
+    asked.request.finish(error=OutcomeUnknown("the caller gave up"))
+    hanging.rig.advance_in_steps(11)
+    next_run = hanging.desk.loop.engine.next_run
+    assert next_run is None or next_run > hanging.rig.embedded.clock.read().elapsed
+
+
+def test_statistics_wait_for_a_partition_that_a_later_request_opens() -> None:
+    broker = BrokerUnderTest(SimulatedStorage())
+    queue = broker.create(partitions=2)
+    keys = [keys_at(queue, number)[0] for number in (0, 1)]
+    queue.produce("a", key=keys[1])
+    loop = queue.loop
+    for _ in range(7):  # partition 1 is idle for over a minute, and is closed
+        queue.produce("b", key=keys[0])
+        broker.advance_in_steps(10)
+    busy, idle = loop.engine.handles[0], loop.engine.handles[1]
+    assert idle.closed
+    loop.stays_in_io = lambda handle: True
+    queue.submit(ProduceRequest(batch_of("b", key=keys[0])))
+    loop.turn()
+    statistics = queue.submit(
+        FunctionRequest(lambda engine: queries.stats(engine, ReadStats(queue=queue.incarnation)), needs_all_open=False)
+    )
+    loop.turn()
+    assert busy.in_io and not statistics.done
+    loop.run_io(busy)
+    produced = queue.submit(ProduceRequest(batch_of("a", key=keys[1])))
+    loop.turn()  # the statistics come first, and the produce opens partition 1
+    loop.stays_in_io = lambda handle: False
+    broker.turn()
+    assert [one.status for one in statistics.result.partitions] == ["active", "active"]
+    assert ids_of(produced.result, 1) == ["1-1"]
+    broker.embedded.close()
 
 
 def test_close_waits_and_answers_everyone(hanging: QueueWithSlowPartition) -> None:

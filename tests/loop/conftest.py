@@ -1,4 +1,4 @@
-"""The loop is tested on the same bench as the rules."""
+"""Fixtures: the partition of the tests of the rules."""
 
 from tests.rules.conftest import partition
 

@@ -1,4 +1,4 @@
-"""The catalog over its log: what is answered is stored, what is refused is not, and it opens again as it was."""
+"""The catalog and its log: answered changes are stored, refused ones are not, and reopening restores them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,7 +35,7 @@ def in_files(files: SimulatedFiles | None = None) -> Opener:
 
 @pytest.fixture(params=[in_memory, in_files])
 def reopen(request: pytest.FixtureRequest) -> Opener:
-    """Opens the same catalog, again and again."""
+    """Opens the same catalog each time it is called."""
     opener: Opener = request.param()
     return opener
 
@@ -56,7 +56,7 @@ def names(found: Catalog) -> list[str]:
 # -- what is told is there -----------------------------------------------------------------------------
 
 
-def test_everything_that_was_answered_is_there_again(reopen: Opener) -> None:
+def test_reopening_restores_every_answered_change(reopen: Opener) -> None:
     first = reopen()
     first.create("dead", Options(), incarnation=1)
     made = first.create("orders", Options(dead_queue="dead"), incarnation=2, partitions=2)
@@ -94,7 +94,7 @@ def test_what_is_refused_leaves_nothing_in_the_log(reopen: Opener) -> None:
     assert found._log.segment_bytes == written
 
 
-def test_records_of_one_run_stand_together(reopen: Opener) -> None:
+def test_records_of_one_run_are_stored_all_or_none(reopen: Opener) -> None:
     found = reopen()
     found.create("old", Options(), incarnation=1)
     found.run([Deleted(1), Created("new", 2, Options(), 1, 0)])
@@ -104,7 +104,7 @@ def test_records_of_one_run_stand_together(reopen: Opener) -> None:
     assert names(reopen()) == ["new"]
 
 
-def test_the_log_of_incarnation_nought_lies_in_a_directory_like_any_other(tmp_path: Path) -> None:
+def test_the_log_of_incarnation_0_has_a_directory_like_any_other(tmp_path: Path) -> None:
     for expected in ([], ["queue-0"]):
         directory = FileStore.open(tmp_path)
         found = Catalog(directory.log(loop_catalog.INCARNATION, loop_catalog.PARTITION), ManualClock())
@@ -130,7 +130,7 @@ def bases(log: Log) -> int:
     return sum(frame.type is FrameType.BASE for frame in log.frames() if isinstance(frame, Frame))
 
 
-def test_a_large_segment_is_followed_by_another_that_begins_with_everything(reopen: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_segment_is_followed_by_one_that_begins_with_a_base(reopen: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 400)
     found = reopen()
     fill(found, range(1))
@@ -162,7 +162,7 @@ def test_a_large_catalog_is_not_written_anew_at_every_change(reopen: Opener, mon
 
 
 def damaged(files: SimulatedFiles, name: str) -> None:
-    """Hit the frame that made a queue."""
+    """Damage the frame that created a queue."""
     path = next(path for path in segments(files) if name.encode() in files.content(path))
     files.flip_bit(path, 8 * files.content(path).index(name.encode()))
 
@@ -204,7 +204,7 @@ def test_a_damaged_base_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[99, 1]]), msgspec.msgpack.encode([[4, "x"]])], ids=repr)
-def test_a_record_of_a_newer_penstock_is_not_passed_over(body: bytes) -> None:
+def test_a_record_of_a_newer_penstock_is_refused(body: bytes) -> None:
     log = MemoryLog(0, 0)
     list(log.recover())
     log.append([Draft(FrameType.STATE, 0, 1, 0, 0, 0, [body])])
@@ -215,7 +215,7 @@ def test_a_record_of_a_newer_penstock_is_not_passed_over(body: bytes) -> None:
 # -- the end -------------------------------------------------------------------------------------------
 
 
-def test_a_closed_catalog_says_so(reopen: Opener) -> None:
+def test_a_closed_catalog_refuses_every_call(reopen: Opener) -> None:
     found = reopen()
     fill(found, range(1))
     assert repr(found) == "Catalog(open, 1 queues)"

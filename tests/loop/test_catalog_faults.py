@@ -1,4 +1,4 @@
-"""Every file call of a catalog's life goes wrong once: what is found is the catalog before a change or after it, never between."""
+"""Each file call of a catalog fails once: reopening finds the catalog before or after a change, never in between."""
 
 import contextlib
 import errno
@@ -40,13 +40,13 @@ STEPS: list[Callable[[Catalog], object]] = [
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that rotating and dropping are among what goes wrong."""
+    """Small segments, so that rotations and deletions happen."""
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 500)
 
 
 @cache
-def told() -> list[bytes]:
-    """The catalog before the first step, and after each."""
+def expected_dumps() -> list[bytes]:
+    """The catalog before the first step and after each step."""
     found = Catalog(MemoryLog(0, 0), ManualClock())
     dumps = [catalog.dump(found.state)]
     for step in STEPS:
@@ -61,7 +61,7 @@ def place(files: SimulatedFiles) -> FileStore:
 
 
 def reopened(files: SimulatedFiles) -> bytes:
-    """What a new process finds, twice: opening is no change."""
+    """What a new process finds; opened twice, to check that opening changes nothing."""
     dumps = []
     for _ in range(2):
         files.kill()
@@ -71,7 +71,7 @@ def reopened(files: SimulatedFiles) -> bytes:
 
 
 class CatalogRun:
-    """A catalog that takes every step, repeating one that was refused."""
+    """Take every step, and repeat a step that failed."""
 
     def __init__(self, files: SimulatedFiles) -> None:
         self.files = files
@@ -90,8 +90,8 @@ class CatalogRun:
                 self._refused(found, error)
             except OutcomeUnknown:
                 found.reopen()
-                self.done = told().index(catalog.dump(found.state), self.done, self.done + 2)
-            assert catalog.dump(found.state) == told()[self.done]
+                self.done = expected_dumps().index(catalog.dump(found.state), self.done, self.done + 2)
+            assert catalog.dump(found.state) == expected_dumps()[self.done]
         with contextlib.suppress(StorageFailed):
             found.close()
 
@@ -105,7 +105,7 @@ class CatalogRun:
         self.refusals.append(str(error))
         after = self.files.copy()
         after.crash()
-        assert reopened(after) == told()[self.done], "a refused change is not there after a power cut"
+        assert reopened(after) == expected_dumps()[self.done], "a refused change is not there after a power cut"
         if "failed before" in str(error):  # it was tidying up that failed, twice
             found.reopen()
 
@@ -120,7 +120,7 @@ def calls_of_a_life() -> range:
 
 
 def lives(how: Fault, seed: int = 0) -> Iterator[CatalogRun]:
-    """One life for each call, in which that call goes wrong."""
+    """One run for each file call, in which that call fails."""
     for call in calls_of_a_life():
         life = CatalogRun(SimulatedFiles(random.Random(seed)))
         life.files.fail(call, how)
@@ -132,35 +132,35 @@ def lives(how: Fault, seed: int = 0) -> Iterator[CatalogRun]:
 
 
 @pytest.mark.parametrize("how", FAULTS)
-def test_any_call_may_fail(how: str) -> None:
+def test_a_failed_file_call_leaves_the_catalog_before_or_after_the_change(how: str) -> None:
     refusals = set()
     for life in lives(FAULTS[how]):
         assert life.done == len(STEPS)
         refusals.update(life.refusals)
         life.files.crash()
-        assert reopened(life.files) == told()[-1]
+        assert reopened(life.files) == expected_dumps()[-1]
     assert all("; " in sentence for sentence in refusals)
     assert how == "short" or len(refusals) > 1
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_power_may_be_cut_at_any_call(seed: int) -> None:
+def test_a_power_cut_at_any_call_leaves_the_catalog_before_or_after_the_change(seed: int) -> None:
     found = set()
     for life in lives("halt", seed):
         life.files.crash()
-        step = told().index(reopened(life.files))
+        step = expected_dumps().index(reopened(life.files))
         assert step in (life.done, life.done + 1)
         found.add(step - life.done)
     assert found == {0, 1}
 
 
-def test_the_process_may_be_killed_at_any_call() -> None:
+def test_a_kill_at_any_call_leaves_the_catalog_before_or_after_the_change() -> None:
     for life in lives("halt", 9):
-        assert told().index(reopened(life.files)) in (life.done, life.done + 1)
+        assert expected_dumps().index(reopened(life.files)) in (life.done, life.done + 1)
 
 
 def begun(step: int) -> tuple[SimulatedFiles, Catalog]:
-    """A catalog that has taken the steps before that one."""
+    """A catalog after the steps before the given one."""
     files = SimulatedFiles()
     found = Catalog(place(files).log(0, 0), ManualClock())
     for earlier in STEPS[:step]:
@@ -176,7 +176,7 @@ def calls_of(step: int) -> int:
 
 
 @pytest.mark.parametrize("step", range(len(STEPS)))
-def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) -> None:
+def test_while_the_disk_fails_the_catalog_refuses_changes(step: int) -> None:
     unknown = 0
     for ahead in range(1, calls_of(step) + 1):
         files, found = begun(step)
@@ -184,12 +184,12 @@ def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) 
             files.fail(call, errno.EIO)
         try:
             STEPS[step](found)
-            possible = told()[step + 1 : step + 2]  # it was stored, and tidying up failed
+            possible = expected_dumps()[step + 1 : step + 2]  # it was stored, and tidying up failed
         except OutcomeUnknown:
-            possible = told()[step : step + 2]
+            possible = expected_dumps()[step : step + 2]
             unknown += 1
         for use in (STEPS[step], lambda found: found.delete("nobody"), lambda found: found.run([])):
-            with pytest.raises(StorageFailed, match="failed before and could not go on; reopen it"):
+            with pytest.raises(StorageFailed, match="failed before; reopen it"):
                 use(found)
         with pytest.raises(StorageFailed):
             found.reopen()
@@ -199,14 +199,14 @@ def test_when_the_disk_stays_away_the_catalog_waits_until_it_is_back(step: int) 
         assert reopened(crashed) in possible
         found.reopen()
         assert catalog.dump(found.state) in possible
-        if catalog.dump(found.state) == told()[step]:
+        if catalog.dump(found.state) == expected_dumps()[step]:
             STEPS[step](found)
-        assert reopened(files) == told()[step + 1]
+        assert reopened(files) == expected_dumps()[step + 1]
     assert unknown
 
 
 def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C between the log and the state: neither is trusted until they are brought together again."""
+    """Ctrl-C between log and state: the catalog refuses changes until it is reopened."""
     files = SimulatedFiles()
     log = place(files).log(0, 0)
     found = Catalog(log, ManualClock())
@@ -222,12 +222,12 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(StorageFailed, match="reopen it"):
         STEPS[1](found)
     found.reopen()
-    assert catalog.dump(found.state) == told()[1]
+    assert catalog.dump(found.state) == expected_dumps()[1]
     STEPS[1](found)
-    assert reopened(files) == told()[2]
+    assert reopened(files) == expected_dumps()[2]
 
 
-def test_damage_found_while_going_back_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_found_while_reopening_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 1 << 20)
     files = SimulatedFiles()
     found = Catalog(place(files).log(0, 0), ManualClock())

@@ -1,4 +1,4 @@
-"""Any order of changes, failures and restarts: a catalog stays the same as a plain dict."""
+"""Random changes, failures and restarts: a catalog stays equal to a plain dict."""
 
 import errno
 import random
@@ -25,8 +25,11 @@ FIRST: dict[str, Any] = {"ttl": 0, "max_items": 0, "dead_queue": "", "begun": 0,
 
 
 class CatalogStateMachine(RuleBasedStateMachine):
-    """A catalog, and what it should hold: by name the incarnation, three options, the active partitions and how many there ever were, what
-    was adopted, and who holds the consumer right."""
+    """A catalog and its expected contents.
+
+    By name: the incarnation, three options, the active partitions, the number of partitions ever made, the adopted
+    writes, and the holder of the consumer right.
+    """
 
     backend: str
 
@@ -121,7 +124,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
             self.deleted.remove(incarnation)
 
     def ask(self, expected: type[PenstockError] | None, call: Any, *args: Any, **kwargs: Any) -> bool:
-        """Whether it was done. What is refused, and what a failing disk undoes, is not."""
+        """Whether the change was made: not when it was refused, or undone by a failing disk."""
         if expected is not None:
             with pytest.raises(expected, match="; "):
                 call(*args, **kwargs)
@@ -133,7 +136,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
         return True
 
     def refusal(self, name: str, dead: str) -> type[PenstockError] | None:
-        """Why a queue cannot have that dead queue."""
+        """Why a queue cannot have this dead queue."""
         if not dead:
             return None
         if dead != name and dead not in self.model:
@@ -188,7 +191,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("backend", ["memory", "files"])
-def test_a_catalog_is_a_dict_of_queues(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_behaves_like_a_dict_of_queues(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 600)
     machine = type("Machine", (CatalogStateMachine,), {"backend": backend})
     run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None))

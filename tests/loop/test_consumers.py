@@ -12,7 +12,7 @@ MOST_TURNS = 50_000
 
 
 class LeasingConsumer:
-    """Holds a lease for a while, then fails what fails for the first time and completes the rest, in order."""
+    """Hold a lease for a while, then fail items that never failed before and complete the rest, in order."""
 
     def __init__(self, partition: PartitionUnderTest, per_key: int) -> None:
         self._bench, self._per_key = partition, per_key

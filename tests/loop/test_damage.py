@@ -1,4 +1,4 @@
-"""A damaged partition, on real files: exactly the damaged items are lost, whatever the way in which they are met; all others are served."""
+"""A damaged partition on real files: exactly the damaged items are lost, however they are read."""
 
 import logging
 from collections.abc import Iterator
@@ -31,14 +31,14 @@ WHOLE = [offset for offset in range(FRAMES * IN_A_FRAME) if offset not in DAMAGE
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The directory of a log, in a root as a repair wants it."""
+    """The directory of a log, inside the root that repair needs."""
     path = tmp_path / "root" / "logs" / f"{INCARNATION:016x}" / f"{PARTITION:05d}"
     path.mkdir(parents=True)
     return path
 
 
 class UncompressedFileBackend(FilePartitionBackend):
-    """A log in that directory."""
+    """A log without compression in the folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "fsync")
@@ -50,7 +50,7 @@ class UncompressedFileBackend(FilePartitionBackend):
 
 @pytest.fixture
 def partition(folder: Path) -> Iterator[PartitionUnderTest]:
-    """Twenty frames of fifty items, of which the sixth is damaged, opened from a checkpoint: it is not known yet."""
+    """Twenty frames of fifty items, of which the sixth is damaged. Opened from a checkpoint, so the damage is not found yet."""
     partition = filled(folder, key=None)
     flip(folder, 5)
     partition.open()
@@ -79,7 +79,7 @@ def flip(folder: Path, frame: int) -> None:
 
 
 def everything(partition: ReadablePartition, limit: int) -> list[int]:
-    """The offsets that a cursor is given, page by page; its position passes nothing else than the damaged."""
+    """The offsets that a cursor reads, page by page; it passes over damaged items only."""
     at, found = 0, list[int]()
     while True:
         page, stop = partition.read_retained(at, limit)
@@ -113,7 +113,7 @@ def test_a_reader_passes_the_damaged_items_and_no_others(partition: PartitionUnd
 
 @pytest.mark.parametrize("want", [1, 10, 60, 1_000])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_leases_get_everything_else(folder: Path, want: int, key: str | None) -> None:
+def test_leases_give_every_item_that_is_not_damaged(folder: Path, want: int, key: str | None) -> None:
     partition = filled(folder, key)
     flip(folder, 5)
     partition.open()
@@ -128,8 +128,8 @@ def test_leases_get_everything_else(folder: Path, want: int, key: str | None) ->
     partition.home.kill(partition.wrapped.log)
 
 
-def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However little is fetched at a time, a read goes on to the end of its range."""
+def test_a_read_in_small_fetches_continues_after_gaps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that fetches little at a time still reaches the end of its range."""
     partition = filled(folder, None)
     flip(folder, 5)
     flip(folder, 7)
@@ -142,7 +142,7 @@ def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     partition.home.kill(partition.wrapped.log)
 
 
-def test_what_was_met_is_recorded_for_good_and_told_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_damage_is_recorded_durably_and_logged_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "penstock")
     partition.wrapped.items([260, 261])
     partition.wrapped.items([250, 300])
@@ -165,14 +165,14 @@ def test_damage_is_recorded_with_the_next_commit_and_not_before(partition: Parti
     assert not partition.wrapped.log.unsynced
 
 
-def test_an_item_is_explained_as_lost_and_then_is(partition: PartitionUnderTest) -> None:
+def test_explaining_a_damaged_item_marks_it_as_lost(partition: PartitionUnderTest) -> None:
     assert partition.wrapped.explain(270).why == LOST
     assert lost(partition.wrapped) == DAMAGED
     assert partition.state_of(270) is ItemState.COMPLETED
     assert "ready" in partition.wrapped.explain(300).why
 
 
-def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
+def test_redriving_chosen_items_leaves_out_lost_ones(folder: Path) -> None:
     partition = filled(folder, "k")
     partition.open()
     partition.bury(partition.lease(10_000, per_key=10_000).lease)
@@ -223,7 +223,7 @@ PER_SEGMENT = 5 * IN_A_FRAME
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3])
 @pytest.mark.parametrize("mended", [False, True])
-def test_a_missing_segment_takes_its_own_items(folder: Path, number: int, mended: bool) -> None:
+def test_a_missing_segment_loses_only_its_own_items(folder: Path, number: int, mended: bool) -> None:
     paths = in_segments(folder)
     gone = set(range(PER_SEGMENT * number, PER_SEGMENT * (number + 1)))
     where = (SystemFiles(), str(folder), INCARNATION, PARTITION)
@@ -259,7 +259,7 @@ def test_a_missing_oldest_segment_is_noticed_at_opening(folder: Path, caplog: py
     assert report.sound and [(gap.start, gap.stop, gap.repaired) for gap in report.gaps] == [(0, PER_SEGMENT, True)]
 
 
-def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
+def test_segments_that_retention_deleted_are_not_reported_as_missing(folder: Path) -> None:
     partition = PartitionUnderTest(UncompressedFileBackend(folder))
     partition.configure(retention=Retention(max_age=0, max_bytes=1, max_segments=1))
     for number in range(8):
@@ -275,7 +275,7 @@ def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_segment_deleted_while_its_partition_is_open(folder: Path, number: int) -> None:
+def test_items_of_a_segment_deleted_while_open_are_lost(folder: Path, number: int) -> None:
     paths = in_segments(folder)
     partition = opened(folder)
     paths[number].unlink()

@@ -1,4 +1,4 @@
-"""The floor of disk space: produce stops in time, everything else goes on."""
+"""The limit of free disk space: produce is refused in time, other commands are not."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def produce_for_ever(part: Partition) -> None:
         part.commit()
 
 
-def test_produce_is_refused_near_the_end_of_the_disk_and_the_rest_goes_on() -> None:
+def test_produce_is_refused_when_the_disk_is_nearly_full_and_other_commands_are_not() -> None:
     files = SimulatedFiles()
     policy = Policy(retention=Retention(max_segments=1))
     part = Partition(FileLog(files, "/log", 1, 0, compression=False), ManualClock(), policy, segment_bytes=MIB, min_free_bytes=2 * MIB)
@@ -36,7 +36,7 @@ def test_produce_is_refused_near_the_end_of_the_disk_and_the_rest_goes_on() -> N
     assert part.state.counts.ready == 1
 
 
-def test_without_a_floor_nobody_asks() -> None:
+def test_without_a_limit_free_space_is_not_read() -> None:
     files = SimulatedFiles()
     part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
     part.run(Produce(Batch([b"x"])))

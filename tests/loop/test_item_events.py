@@ -1,4 +1,4 @@
-"""What happened, read from logs; and partitions that are only read."""
+"""Events of items read from logs, and read-only partitions."""
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -37,14 +37,14 @@ def names(found: list[Event]) -> list[str]:
 
 
 def rotate(partition: PartitionUnderTest) -> None:
-    """Begin another segment."""
-    partition.wrapped._room = 0
+    """Begin a new segment."""
+    partition.wrapped._segment_room = 0
     partition.wrapped.commit()
 
 
 @pytest.fixture
 def file_partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
-    """A partition in files, of which everything is published that is synced."""
+    """A partition in files that publishes everything it syncs."""
     partition = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     yield partition
     partition.check()
@@ -80,7 +80,7 @@ def test_an_items_history_is_read_from_the_segment_it_was_produced_in(partition:
     assert item_history(log, 2) == []
 
 
-def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> None:
+def test_any_range_of_frames_can_be_read_alone(partition: PartitionUnderTest) -> None:
     partition.produce("again")
     partition.retry(partition.lease().lease, reason="no")
     rotate(partition)
@@ -90,20 +90,20 @@ def test_any_stretch_can_be_read_by_itself(partition: PartitionUnderTest) -> Non
     partition.complete(partition.lease().lease)
     log = partition.wrapped.log
     whole = list(frame_events(log))
-    assert {one.event for _, happenings in whole for one in happenings} == set(Kind) - {Kind.LOST}
+    assert {one.event for _, runs in whole for one in runs} == set(Kind) - {Kind.LOST}
     for cut in range(1, max(sequence for sequence, _ in whole) + 2):
         assert [*frame_events(log, 0, cut), *frame_events(log, cut)] == whole
-    assert [event for _, happenings in whole for one in happenings for event in one.events()] == list(events(log))
+    assert [event for _, runs in whole for one in runs for event in one.events()] == list(events(log))
 
 
-def test_a_published_log_tells_the_same(file_partition: PartitionUnderTest) -> None:
+def test_a_published_log_gives_the_same_events(file_partition: PartitionUnderTest) -> None:
     write_every_record(file_partition)
     file_partition.wrapped.sync_and_publish()
     assert list(events(published(file_partition))) == list(events(file_partition.wrapped.log))
 
 
 def test_events_lead_to_the_state() -> None:
-    """Through kills, power cuts and retention: each item's events follow the table, as far back as they are told, to where it is."""
+    """With kills, power cuts and retention: the known events of each item are valid transitions to its state."""
     items = 0
     for seed in range(7_000, 7_020):
         simulation = PartitionSimulation(seed)
@@ -118,20 +118,20 @@ def test_events_lead_to_the_state() -> None:
 
 
 def whole_since(log: ReadableLog) -> int:
-    """The first sequence from which on no segment was thinned out."""
+    """The first sequence from which on no segment was rewritten."""
     segments = log.segments()
     return next((after.first_sequence for before, after in reversed([*pairwise(segments)]) if before.rewritten), 0)
 
 
 def life_after(before: ItemState | None, event: Event) -> ItemState:
-    """Where the table leads; of an item of which nothing was told before, from wherever it may have been."""
+    """The state after an event; of an item without earlier events, whichever state it was in."""
     found = [TRANSITIONS.get((life, Kind(event.event))) for life in ([before] if before is not None else [None, *ItemState])]
     known = {life for life in found if life is not None}
     assert len(known) == 1, f"{before}: {event}"
     return known.pop()
 
 
-def test_what_retention_took_is_not_told_but_what_follows_is(partition: PartitionUnderTest) -> None:
+def test_events_of_deleted_segments_are_missing_and_later_ones_are_given(partition: PartitionUnderTest) -> None:
     partition.configure(retention=KEEP_NOTHING)
     partition.produce("done", "failed")
     granted = partition.lease(2)
@@ -146,7 +146,7 @@ def test_what_retention_took_is_not_told_but_what_follows_is(partition: Partitio
     assert names(item_history(partition.wrapped.log, offset)) == ["produced"]
 
 
-def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnderTest) -> None:
+def test_a_rewritten_segment_gives_produced_events_only(partition: PartitionUnderTest) -> None:
     partition.configure(retention=KEEP_NOTHING)
     (later,) = partition.produce("later", at=partition.after(60))
     began = partition.wall
@@ -170,7 +170,7 @@ def test_of_a_thinned_out_segment_the_producing_is_told(partition: PartitionUnde
 
 
 def damaged(partition: PartitionUnderTest, kind: FrameType, count: int) -> PublishedLog:
-    """The log, published, with one byte wrong in the `count`th frame of a kind."""
+    """The published log, with one byte changed in the `count`th frame of a type."""
     log = partition.wrapped.log
     assert isinstance(log, FileLog)
     partition.wrapped.sync_and_publish()
@@ -184,11 +184,11 @@ def damaged(partition: PartitionUnderTest, kind: FrameType, count: int) -> Publi
 
 @pytest.fixture
 def unchecked_partition(tmp_path: Path) -> PartitionUnderTest:
-    """A partition whose files will be harmed."""
+    """A partition whose files will be damaged."""
     return PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
 
 
-def test_items_that_damage_took_are_told_as_lost(unchecked_partition: PartitionUnderTest) -> None:
+def test_damaged_items_have_a_lost_event(unchecked_partition: PartitionUnderTest) -> None:
     unchecked_partition.produce("a", "b")
     lost = unchecked_partition.produce("c" * 50, "d" * 50)
     unchecked_partition.produce("e")
@@ -201,7 +201,7 @@ def test_items_that_damage_took_are_told_as_lost(unchecked_partition: PartitionU
     assert names(item_history(log, 4)) == ["produced"]
 
 
-def test_history_goes_on_behind_a_lost_record(unchecked_partition: PartitionUnderTest) -> None:
+def test_an_items_history_continues_after_a_lost_record(unchecked_partition: PartitionUnderTest) -> None:
     unchecked_partition.produce("a", "b")
     granted = unchecked_partition.lease(2)
     unchecked_partition.complete(granted.lease, [0])
@@ -212,7 +212,7 @@ def test_history_goes_on_behind_a_lost_record(unchecked_partition: PartitionUnde
     assert names(item_history(log, 1))[-1] == "completed"
 
 
-def test_a_log_whose_first_base_is_lost_tells_what_can_be_told(unchecked_partition: PartitionUnderTest) -> None:
+def test_a_log_whose_first_base_is_lost_gives_the_remaining_events(unchecked_partition: PartitionUnderTest) -> None:
     for text in ("dropped", "first", "second"):
         unchecked_partition.produce(text)
         unchecked_partition.complete(unchecked_partition.lease().lease)
@@ -238,7 +238,7 @@ READABLE: dict[str, Callable[[PartitionUnderTest], ReadableLog]] = {
 
 
 @pytest.mark.parametrize("which", READABLE)
-def test_frames_behind_one_are_read_without_the_others(file_partition: PartitionUnderTest, which: str) -> None:
+def test_frames_after_a_sequence_are_read_without_earlier_ones(file_partition: PartitionUnderTest, which: str) -> None:
     write_every_record(file_partition)
     file_partition.wrapped.sync_and_publish()
     rotate(file_partition)
@@ -257,7 +257,7 @@ def test_frames_behind_one_are_read_without_the_others(file_partition: Partition
     assert kinds == [FrameType.DATA, FrameType.BASE, FrameType.DATA]
 
 
-def test_frames_behind_one_in_memory(partition: PartitionUnderTest) -> None:
+def test_frames_after_a_sequence_in_memory(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.produce("b")
     whole = list(partition.wrapped.log.frames())
@@ -266,7 +266,7 @@ def test_frames_behind_one_in_memory(partition: PartitionUnderTest) -> None:
     ]
 
 
-def test_what_was_dropped_behind_a_frame_is_a_gap(partition: PartitionUnderTest) -> None:
+def test_frames_deleted_after_a_sequence_are_a_gap(partition: PartitionUnderTest) -> None:
     partition.configure(retention=KEEP_NOTHING)
     partition.produce("done")
     partition.complete(partition.lease().lease)
@@ -317,7 +317,7 @@ def test_a_reader_sees_what_its_owner_sees(file_partition: PartitionUnderTest) -
     ]
 
 
-def test_a_reader_whose_place_is_gone_begins_anew(file_partition: PartitionUnderTest) -> None:
+def test_a_reader_whose_next_frames_are_deleted_replays_from_a_base(file_partition: PartitionUnderTest) -> None:
     file_partition.configure(retention=KEEP_NOTHING)
     file_partition.produce("done")
     reader = reader_of(file_partition)
@@ -351,7 +351,7 @@ def test_a_refresh_reads_only_what_is_new(file_partition: PartitionUnderTest, mo
     assert sum(read) > 400_000  # so much there was
 
 
-def test_a_reader_that_failed_begins_anew(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_failed_replays_from_a_base(file_partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     file_partition.produce("a")
     reader = reader_of(file_partition)
     file_partition.produce("b")
@@ -364,7 +364,7 @@ def test_a_reader_that_failed_begins_anew(file_partition: PartitionUnderTest, mo
     assert base.dump(reader.state) == base.dump(file_partition.wrapped.state)
 
 
-def test_a_reader_tells_what_damage_took(unchecked_partition: PartitionUnderTest) -> None:
+def test_a_reader_finds_lost_items(unchecked_partition: PartitionUnderTest) -> None:
     unchecked_partition.produce("a", "b")
     unchecked_partition.produce("c" * 50)
     unchecked_partition.produce("d")
@@ -390,7 +390,7 @@ def test_a_reader_keeps_time_without_an_owner(tmp_path: Path) -> None:
     assert base.dump(reader.state) == base.dump(replay(reader.log)[0])
 
 
-def test_what_is_retained_is_cut_to_the_limit(partition: PartitionUnderTest) -> None:
+def test_retained_runs_are_limited(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcdef")
     partition.complete(partition.lease(2).lease)
     partition.drop(1, 2)

@@ -1,4 +1,4 @@
-"""The partition: turns, commits, opening, and what a failing disk does to it."""
+"""The partition: turns, commits, opening, and failures of the disk."""
 
 import errno
 import random
@@ -7,6 +7,7 @@ import pytest
 
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.log import Frame, FrameType
+from penstock.loop import item_cache
 from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
@@ -32,7 +33,7 @@ def test_commands_of_a_turn_see_each_other_and_are_one_group(partition: Partitio
     assert partition.counts == (0, 0, 0, 2, 0, 0)
 
 
-def test_what_was_not_committed_is_not_there(partition: PartitionUnderTest) -> None:
+def test_uncommitted_items_do_not_survive_a_kill(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.wrapped.run(Produce(items("b")))
     partition.kill()
@@ -47,7 +48,20 @@ def test_produces_of_a_turn_share_a_frame(partition: PartitionUnderTest) -> None
     assert frame_types(partition)[len(before) :] == [FrameType.DATA]
 
 
-def test_a_turn_that_only_leases_owes_no_sync_and_others_do(partition: PartitionUnderTest) -> None:
+def test_a_produce_evicted_from_the_cache_is_read_while_another_of_its_frame_is_cached(
+    partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are in one frame of the log; the frame that is read takes the place of the one that is cached."""
+    monkeypatch.setattr(item_cache, "CACHE_BYTES", 2_000)
+    partition.wrapped.run(Produce(items([b"x" * 1_500])))
+    partition.wrapped.run(Produce(items("y")))
+    partition.wrapped.commit()
+    assert partition.wrapped.payloads([0, 1]) == [b"x" * 1_500]
+    partition.produce("z")  # the cache is over its limit: it drops what was read, the first item
+    assert partition.wrapped.payloads([0, 3]) == [b"x" * 1_500, b"y", b"z"]
+
+
+def test_a_turn_that_only_leases_needs_no_sync_and_others_do(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease(1)
     assert partition.wrapped.log.unsynced
@@ -118,7 +132,7 @@ def test_reading_follows_the_order_asked_for(partition: PartitionUnderTest) -> N
     assert [(part.start, list(part.batch.payloads)) for part in partition.wrapped.items([1, 4])] == [(1, [b"b", b"c"]), (3, [b"d"])]
 
 
-def test_a_repr_says_how_it_stands(partition: PartitionUnderTest) -> None:
+def test_repr_shows_the_state(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.lease(1)
     assert repr(partition.wrapped) == "Partition(7, State(next=2 ready=1 leased=1 epoch=1))"
@@ -149,8 +163,8 @@ def test_a_failed_write_is_never_reported_as_success_and_leaves_what_was_synced(
     assert partition.payloads([0, 3]) == [b"a", b"b", b"c"]
 
 
-def test_the_same_request_id_settles_a_failed_produce() -> None:
-    """For every call that may fail in a turn: afterwards the request is stored once, whatever the caller was told."""
+def test_a_failed_produce_repeated_with_its_request_id_is_stored_once() -> None:
+    """For each file call that fails in a turn: after the repetition the items are stored once."""
     for failing in range(1, 12):
         files, clock = SimulatedFiles(), ManualClock()
         partition = on_disk(files, clock)
@@ -166,7 +180,7 @@ def test_the_same_request_id_settles_a_failed_produce() -> None:
         assert partition.state.next_offset == 1, f"call {failing} failed"
 
 
-def test_a_partition_that_cannot_even_go_back_says_that_the_outcome_is_unknown_and_refuses_until_reopened() -> None:
+def test_when_undoing_fails_the_outcome_is_unknown_and_commands_are_refused_until_reopened() -> None:
     files, clock = SimulatedFiles(), ManualClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))

@@ -1,4 +1,4 @@
-"""What a caller may do wrong, and what storage may do to a turn: nothing is acknowledged that is not stored."""
+"""Invalid commands and failing storage: nothing is acknowledged that is not stored."""
 
 import errno
 from pathlib import Path
@@ -61,7 +61,7 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("command", WRONG, ids=repr)
-def test_a_wrong_command_is_refused_with_a_sentence_and_changes_nothing(command: Any) -> None:
+def test_an_invalid_command_is_refused_with_a_message_and_changes_nothing(command: Any) -> None:
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
     part.run(Produce(Batch([b"good"])))
     before = base.dump(part.state)
@@ -72,7 +72,7 @@ def test_a_wrong_command_is_refused_with_a_sentence_and_changes_nothing(command:
     assert part.payloads([0, 1]) == [b"good"]
 
 
-def test_what_is_given_is_copied() -> None:
+def test_the_callers_batch_is_copied() -> None:
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
     payloads = [b"as given"]
     part.run(Produce(Batch(payloads)))
@@ -81,7 +81,7 @@ def test_what_is_given_is_copied() -> None:
     assert part.payloads([0, 1]) == [b"as given"]
 
 
-def test_a_failure_within_a_turn_is_said_by_its_commit_too() -> None:
+def test_a_failure_within_a_turn_also_fails_its_commit() -> None:
     files = SimulatedFiles()
     part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
     part.run(Produce(Batch([b"keyed"], [b"k"])))
@@ -101,7 +101,7 @@ def test_a_failure_within_a_turn_is_said_by_its_commit_too() -> None:
     assert part.payloads([0, 2]) == [b"keyed", b"again"]
 
 
-def test_a_reopening_that_fails_leaves_nothing_usable() -> None:
+def test_after_a_failed_reopening_every_command_is_refused() -> None:
     files = SimulatedFiles()
     part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
     part.run(Produce(Batch([b"never stored"])))
@@ -120,7 +120,7 @@ def test_a_reopening_that_fails_leaves_nothing_usable() -> None:
     assert part.state.next_offset == 0
 
 
-def test_a_closed_partition_says_so() -> None:
+def test_a_closed_partition_refuses_every_command() -> None:
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
     part.close()
     part.close()

@@ -1,4 +1,4 @@
-"""Retention: what may go goes, what is needed stays, and the record comes before the files."""
+"""Retention: resolved items are deleted, needed ones kept, and the record is written before files change."""
 
 import contextlib
 import errno
@@ -30,11 +30,11 @@ from penstock.words.limits import Policy, Retention
 from tests.partition_under_test import PartitionUnderTest
 
 NOW = Policy(retention=Retention(max_segments=1))
-"""Everything but the newest segment has had its time."""
+"""Everything but the newest segment is too old."""
 
 
 def segment(part: Partition, *texts: str, key: str | None = None) -> None:
-    """Items in a segment of their own."""
+    """Produce items and begin a new segment after them."""
     keys = [key.encode()] * len(texts) if key is not None else None
     part.run(Produce(Batch([text.encode() for text in texts], keys, None if keys is None else key_ids(keys))))
     part.commit()
@@ -53,7 +53,7 @@ def configured(partition: PartitionUnderTest, policy: Policy) -> Partition:
     return partition.wrapped
 
 
-def test_segments_of_resolved_items_go_with_age(partition: PartitionUnderTest) -> None:
+def test_old_segments_of_resolved_items_are_deleted(partition: PartitionUnderTest) -> None:
     part = configured(partition, Policy(retention=Retention(max_age=DAY, max_bytes=0)))
     segment(part, "old", "older")
     work_off(part, 2)
@@ -68,7 +68,7 @@ def test_segments_of_resolved_items_go_with_age(partition: PartitionUnderTest) -
     assert partition.texts(partition.lease()) == ["young"]
 
 
-def test_nothing_unresolved_ever_goes(partition: PartitionUnderTest) -> None:
+def test_unresolved_items_are_never_deleted(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     for number in range(5):
         segment(part, f"ready {number}")
@@ -77,11 +77,11 @@ def test_nothing_unresolved_ever_goes(partition: PartitionUnderTest) -> None:
     assert part.apply_retention().items == 0
 
 
-def test_it_comes_by_itself_with_rotation(partition: PartitionUnderTest) -> None:
+def test_a_rotation_applies_retention(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     segment(part, "done")
     work_off(part, 1)
-    part._room = 0
+    part._segment_room = 0
     partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
     assert [facts.base_offset for facts in part.log.segments()] == [1, 2]
@@ -106,7 +106,7 @@ def test_a_few_needed_items_do_not_keep_old_segments(partition: PartitionUnderTe
     assert partition.why(8) == "resolved, and deleted by retention"
 
 
-def test_a_rewritten_stretch_shrinks_again_when_more_of_it_is_resolved(partition: PartitionUnderTest) -> None:
+def test_a_rewritten_segment_is_rewritten_again_when_more_items_are_resolved(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     for number in range(4):
         segment(part, *(f"{number}.{item}" for item in range(50)))
@@ -143,7 +143,7 @@ def test_a_cursor_holds_retention_back_until_it_has_passed(partition: PartitionU
     assert part.read_retained(0, 10).items == []
 
 
-def test_a_cursor_reads_whatever_became_of_the_items(partition: PartitionUnderTest) -> None:
+def test_a_cursor_reads_items_in_any_state(partition: PartitionUnderTest) -> None:
     partition.produce("completed", "buried", "leased", "ready")
     granted = partition.lease(3)
     partition.complete(granted.lease, [0])
@@ -180,7 +180,7 @@ def test_a_parked_item_is_kept_for_its_key(partition: PartitionUnderTest) -> Non
     assert partition.texts(partition.lease()) == ["bad"]
 
 
-def test_what_retention_let_go_cannot_be_sought(partition: PartitionUnderTest) -> None:
+def test_deleted_items_cannot_be_sought(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     segment(part, "gone")
     segment(part, "kept")
@@ -195,7 +195,7 @@ def test_what_retention_let_go_cannot_be_sought(partition: PartitionUnderTest) -
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (1, 3), (2, 9)])
-def test_needed_items_are_never_dropped_by_word(partition: PartitionUnderTest, start: int, stop: int) -> None:
+def test_a_drop_command_for_needed_items_is_refused(partition: PartitionUnderTest, start: int, stop: int) -> None:
     partition.produce("ready", "leased", "completed")
     granted = partition.lease(3)
     partition.complete(granted.lease, [2])
@@ -213,7 +213,7 @@ def test_wrong_cursors_are_refused(partition: PartitionUnderTest, command: PutCu
     assert partition.wrapped.state.cursors == {}
 
 
-def test_time_finds_an_offset(partition: PartitionUnderTest) -> None:
+def test_offset_at_a_wall_time(partition: PartitionUnderTest) -> None:
     part = partition.wrapped
     marks = []
     for number in range(5):
@@ -227,7 +227,7 @@ def test_time_finds_an_offset(partition: PartitionUnderTest) -> None:
 
 
 def busy(files: SimulatedFiles) -> Partition:
-    """Old segments, most of them resolved, one item of the second still waiting."""
+    """Old segments of resolved items, with one ready item in the second."""
     clock = ManualClock()
     part = Partition(FileLog(files, "/log", 1, 0), clock, NOW)
     for number in range(5):
@@ -241,7 +241,7 @@ def busy(files: SimulatedFiles) -> Partition:
 
 
 @pytest.mark.parametrize("trouble", ["halt", errno.EIO, errno.ENOSPC])
-def test_cut_off_at_any_step_nothing_needed_is_lost(trouble: Fault) -> None:
+def test_a_crash_at_any_step_of_retention_loses_no_needed_item(trouble: Fault) -> None:
     whole = SimulatedFiles()
     part = busy(whole)
     wanted = part.state.counts

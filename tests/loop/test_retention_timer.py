@@ -1,4 +1,4 @@
-"""Retention as time passes: what is older than `max_age` goes within a bounded time, what is younger never does."""
+"""Retention by age: items older than `max_age` are deleted within a bounded time, younger ones never."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ import pytest
 
 from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import DroppedBuried, Partition
-from penstock.loop.retention import DROPS_AT_ONCE, FIRST_LOOK, buried_to_drop
+from penstock.loop.retention import DROPS_AT_ONCE, FIRST_RUN, buried_to_drop
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
 from penstock.testing import Halt, ManualClock, SimulatedFiles
@@ -20,11 +20,11 @@ from tests.partition_under_test import PartitionUnderTest
 
 BY_AGE = Retention(max_age=DAY, max_bytes=0)
 SLACK = DAY // 10
-"""What the documentation promises: a tenth of `max_age`, at least a minute."""
+"""The documented bound: a tenth of `max_age`, at least a minute."""
 
 
 def let_pass(partition: PartitionUnderTest, duration: int) -> int:
-    """Let time pass as the loop does, with retention whenever the partition asks for it; how often it did."""
+    """Let time pass as the loop does, and run retention when it is planned; gives how often it ran."""
     end = partition.clock.read().elapsed + duration
     looks = 0
     while True:
@@ -44,13 +44,13 @@ def retained(part: Partition) -> list[int]:
 
 
 def worked_off(partition: PartitionUnderTest, *texts: str) -> list[int]:
-    """Items that were produced and completed; their offsets."""
+    """Produce and complete items; gives their offsets."""
     found = partition.produce(*texts)
     partition.complete(partition.lease().lease)
     return found
 
 
-def test_an_idle_partition_lets_go_of_everything_soon_after_its_time(partition: PartitionUnderTest) -> None:
+def test_an_idle_partition_deletes_everything_soon_after_max_age(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     worked_off(partition, *"abc")
     let_pass(partition, DAY - SECOND)
@@ -60,7 +60,7 @@ def test_an_idle_partition_lets_go_of_everything_soon_after_its_time(partition: 
     assert len(partition.wrapped.log.segments()) == 1
 
 
-def test_with_nothing_to_drop_it_wants_no_look(partition: PartitionUnderTest) -> None:
+def test_with_nothing_to_delete_no_run_is_planned(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     assert partition.wrapped.next_retention() is None
     worked_off(partition, "a")
@@ -73,7 +73,7 @@ def test_with_nothing_to_drop_it_wants_no_look(partition: PartitionUnderTest) ->
     assert partition.wrapped.next_retention() is None
 
 
-def test_one_that_is_closed_wants_no_look(partition: PartitionUnderTest) -> None:
+def test_a_closed_partition_plans_no_run(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     for _ in range(2):
         partition.wrapped.close()
@@ -127,7 +127,7 @@ def test_restarts_and_reboots_lose_no_time(partition: PartitionUnderTest) -> Non
     assert retained(partition.wrapped) == []
 
 
-def test_what_became_old_while_it_was_closed_goes_after_the_opening(partition: PartitionUnderTest) -> None:
+def test_items_that_became_old_while_closed_are_deleted_after_opening(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     worked_off(partition, "a")
     let_pass(partition, 3 * HOUR)
@@ -135,12 +135,12 @@ def test_what_became_old_while_it_was_closed_goes_after_the_opening(partition: P
     partition.clock.advance(3 * DAY)
     partition.open()
     assert retained(partition.wrapped) == [0, 1]
-    let_pass(partition, FIRST_LOOK)
+    let_pass(partition, FIRST_RUN)
     assert retained(partition.wrapped) == []
 
 
-def test_what_is_closed_says_when_it_wants_to_be_opened(partition: PartitionUnderTest) -> None:
-    """Not for a look that finds nothing; and for every one that finds something."""
+def test_the_summary_of_a_closed_partition_has_the_time_of_its_next_run(partition: PartitionUnderTest) -> None:
+    """It is not opened for a run that deletes nothing, and is for each that deletes something."""
     partition.configure(retention=BY_AGE)
     worked_off(partition, "a")
     began = partition.wrapped.now().elapsed
@@ -150,12 +150,12 @@ def test_what_is_closed_says_when_it_wants_to_be_opened(partition: PartitionUnde
     assert partition.wrapped.summary().due_elapsed == began + DAY // 20 + DAY
     partition.restart()
     partition.clock.advance(2 * DAY)
-    let_pass(partition, FIRST_LOOK)
+    let_pass(partition, FIRST_RUN)
     assert retained(partition.wrapped) == []
     assert partition.wrapped.summary().due_elapsed is None
 
 
-def test_unresolved_items_stay_and_the_others_of_their_segment_go(partition: PartitionUnderTest) -> None:
+def test_unresolved_items_are_kept_and_others_of_their_segment_deleted(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     partition.produce(*(f"item {number}" for number in range(10)))
     granted = partition.lease()
@@ -172,7 +172,7 @@ def test_unresolved_items_stay_and_the_others_of_their_segment_go(partition: Par
     assert retained(partition.wrapped) == []
 
 
-def test_a_backlog_stays_whole(partition: PartitionUnderTest) -> None:
+def test_a_backlog_is_kept_whole(partition: PartitionUnderTest) -> None:
     partition.configure(retention=Retention(max_age=HOUR, max_bytes=0))
     for number in range(200):
         partition.produce(f"item {number}")
@@ -181,7 +181,7 @@ def test_a_backlog_stays_whole(partition: PartitionUnderTest) -> None:
     assert partition.drain(want=50) == [f"item {number}" for number in range(200)]
 
 
-def test_a_cursor_holds_until_it_is_moved_on(partition: PartitionUnderTest) -> None:
+def test_a_cursor_holds_items_until_it_is_moved(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     worked_off(partition, "a")
     let_pass(partition, 3 * HOUR)
@@ -209,7 +209,7 @@ def test_min_segments_are_kept(partition: PartitionUnderTest) -> None:
 
 
 def test_counted_segments_are_not_made_smaller_by_the_timer(partition: PartitionUnderTest) -> None:
-    """Else items would go by their number of segments long before their time."""
+    """Else `max_segments` would delete items long before `max_age`."""
     partition.configure(retention=Retention(max_age=DAY, max_bytes=0, max_segments=1))
     for _ in range(20):
         worked_off(partition, "item")
@@ -221,7 +221,7 @@ def test_counted_segments_are_not_made_smaller_by_the_timer(partition: Partition
     assert retained(partition.wrapped) == []
 
 
-def test_a_pass_takes_a_few_segments_at_a_time(partition: PartitionUnderTest) -> None:
+def test_one_run_deletes_a_few_segments(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     for _ in range(2 * DROPS_AT_ONCE + 3):
         worked_off(partition, "item")
@@ -235,9 +235,7 @@ def test_a_pass_takes_a_few_segments_at_a_time(partition: PartitionUnderTest) ->
     assert left == [DROPS_AT_ONCE + 4, 4, 1]
 
 
-def test_segments_that_the_log_refuses_to_drop_are_not_tried_again_at_once(
-    partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failed_deletion_the_next_run_is_later(partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(count: int) -> int:
         raise InvalidRequest("no Base behind it can be read; call rotate() with a Base first")
 
@@ -265,7 +263,7 @@ def to_drop(partition: PartitionUnderTest) -> tuple[int, int]:
     return buried_to_drop(part.log.segments(), part.state, part.now().elapsed)
 
 
-def test_buried_items_are_warned_of_then_taken_and_counted(partition: PartitionUnderTest) -> None:
+def test_buried_items_are_announced_then_deleted_and_counted(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE)
     worked_off(partition, "done")
     buried(partition, "bad", "worse")
@@ -290,8 +288,8 @@ def test_buried_items_are_warned_of_then_taken_and_counted(partition: PartitionU
     assert base.load(base.dump(partition.wrapped.state)).buried_dropped == 2
 
 
-def test_what_is_buried_late_is_kept_for_as_long_again(partition: PartitionUnderTest) -> None:
-    """Else nobody could be warned: its segment is old already."""
+def test_an_item_buried_late_is_kept_for_max_age_from_then(partition: PartitionUnderTest) -> None:
+    """Else there would be no time for a warning: its segment is old already."""
     partition.configure(retention=BY_AGE)
     worked_off(partition, *"abcdef")
     partition.produce("slow to fail")
@@ -304,7 +302,7 @@ def test_what_is_buried_late_is_kept_for_as_long_again(partition: PartitionUnder
     assert (retained(partition.wrapped), partition.wrapped.state.buried_dropped) == ([], 1)
 
 
-def test_only_what_may_be_taken_is_warned_of(partition: PartitionUnderTest) -> None:
+def test_only_items_that_may_be_deleted_are_announced(partition: PartitionUnderTest) -> None:
     partition.configure(retention=BY_AGE, on_bury="park")
     partition.produce("holds its key", key="k")
     partition.bury(partition.lease().lease)
@@ -323,7 +321,7 @@ def test_only_what_may_be_taken_is_warned_of(partition: PartitionUnderTest) -> N
 
 
 def test_a_base_without_the_count_and_the_times_of_burials_can_be_read(partition: PartitionUnderTest) -> None:
-    """As it was written before there were these."""
+    """A Base written before these fields existed."""
     buried(partition, "bad")
     image = msgspec.msgpack.decode(base.dump(partition.wrapped.state))
     place = base._Image.__struct_fields__.index("burials")
@@ -337,7 +335,7 @@ def test_a_base_without_the_count_and_the_times_of_burials_can_be_read(partition
 
 
 def old_partition(files: SimulatedFiles, clock: ManualClock) -> Partition:
-    """Segments whose time is over, an item of the second still waiting, and something that is not committed yet."""
+    """Old segments with one ready item in the second, and an uncommitted command."""
     part = Partition(FileLog(files, "/log", 1, 0), clock, Policy(retention=BY_AGE))
     for number in range(4):
         part.run(Produce(Batch([f"{number}.{item}".encode() for item in range(10)])))
@@ -356,7 +354,7 @@ def old_partition(files: SimulatedFiles, clock: ManualClock) -> Partition:
 
 
 @pytest.mark.parametrize("trouble", ["halt", errno.EIO, errno.ENOSPC])
-def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble: int | str) -> None:
+def test_a_crash_at_any_step_loses_nothing_and_retention_runs_later(trouble: int | str) -> None:
     whole = SimulatedFiles()
     part = old_partition(whole, ManualClock())
     before = whole.calls
@@ -384,7 +382,7 @@ def test_cut_off_at_any_step_nothing_is_lost_and_it_is_tried_again_later(trouble
         assert again.gaps == [], f"step {step}"
         assert again.payloads([13, 14]) == [b"1.3"], f"step {step}"
         assert not stored or again.payloads([40, 41]) == [b"asked for in the same turn"], f"step {step}"
-        clock.advance(FIRST_LOOK)
+        clock.advance(FIRST_RUN)
         again.apply_due_retention()
         assert again.state.dropped.runs == [0, 13, 14, 40], f"step {step}"
     assert tidied or trouble == "halt"

@@ -87,8 +87,8 @@ def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
             self.transfer_step.send_outboxes(self.now)
         right(self)
 
-    right = QueueEngine._depart
-    patch.setattr(QueueEngine, "_depart", depart)
+    right = QueueEngine._commit
+    patch.setattr(QueueEngine, "_commit", depart)
 
 
 @bug(40)
@@ -97,8 +97,8 @@ def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
         right(self, member, packed, line, now)
         self._partitions.post(ConfirmRequest(member.number, packed, member.transfers_under_way[packed], [(line[0].sequence, -1)], None))
 
-    right = TransferStep._set_out
-    patch.setattr(TransferStep, "_set_out", set_out)
+    right = TransferStep._send_first
+    patch.setattr(TransferStep, "_send_first", set_out)
 
 
 @bug(300)
@@ -131,7 +131,7 @@ def what_arrived_stays_on_its_way(patch: Patch) -> None:
 
 @bug(40)
 def keys_are_not_routed_anew(patch: Patch) -> None:
-    patch.setattr(TransferStep, "_homes", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
+    patch.setattr(TransferStep, "_destinations", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
 
 
 @bug(40)
@@ -141,13 +141,13 @@ def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
         batch.origins = None
         return batch
 
-    right = TransferStep._addressed
-    patch.setattr(TransferStep, "_addressed", addressed)
+    right = TransferStep._with_origins
+    patch.setattr(TransferStep, "_with_origins", addressed)
 
 
 @bug(40)
 def follow_ups_are_forgotten(patch: Patch) -> None:
-    patch.setattr(settle, "promises", lambda state, letters: [])
+    patch.setattr(settle, "follow_up_records", lambda state, batches: [])
 
 
 @bug(40)
@@ -204,12 +204,12 @@ def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
 
 @bug(400)
 def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
-    patch.setattr(resizing, "drained", lambda *args: True)
+    patch.setattr(resizing, "is_drained", lambda *args: True)
 
 
 @bug(40)
 def a_fence_does_not_wait_for_what_is_leased(patch: Patch) -> None:
-    patch.setattr(resizing, "unresolved", lambda *args: False)
+    patch.setattr(resizing, "key_is_unresolved", lambda *args: False)
 
 
 @bug(300)
@@ -245,7 +245,7 @@ def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
 
 @bug(40)
 def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
-    patch.setattr(ProduceStep, "_known", lambda self, *args: ([], None))
+    patch.setattr(ProduceStep, "_stored_parts", lambda self, *args: ([], None))
 
 
 @bug(40)
@@ -271,7 +271,7 @@ def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch)
 
 @bug(40)
 def partitions_are_leased_from_by_number(patch: Patch) -> None:
-    patch.setattr(LeaseSource, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.member.number, self)))
+    patch.setattr(LeaseSource, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.handle.number, self)))
 
 
 def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:
@@ -302,8 +302,8 @@ def instants_of_different_partitions_are_compared(patch: Patch) -> None:
             self.rank = self.own_time(self.rank)
         return changed
 
-    right = LeaseSource.look
-    patch.setattr(LeaseSource, "look", look)
+    right = LeaseSource.update
+    patch.setattr(LeaseSource, "update", look)
 
 
 @bug(400)
@@ -323,13 +323,13 @@ def answers_leave_before_the_commit(patch: Patch) -> None:
         self.uncommitted_answers.clear()
         right(self)
 
-    right = QueueEngine._depart
-    patch.setattr(QueueEngine, "_depart", depart)
+    right = QueueEngine._commit
+    patch.setattr(QueueEngine, "_commit", depart)
 
 
 @bug(40)
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settle, "note_failure", lambda *_: None)
+    patch.setattr(settle, "add_failure", lambda *_: None)
 
 
 @bug(40)
@@ -344,12 +344,12 @@ def nobody_is_woken_by_what_comes_due(patch: Patch) -> None:
 
 @bug(40)
 def what_nobody_took_is_not_given_back(patch: Patch) -> None:
-    patch.setattr(SettleStep, "give_back", lambda self, handed: None)
+    patch.setattr(SettleStep, "return_items", lambda self, results: None)
 
 
 @bug(40)
 def followers_are_not_told(patch: Patch) -> None:
-    patch.setattr(QueueEngine, "_watch", lambda self: None)
+    patch.setattr(QueueEngine, "_answer_awaiting", lambda self: None)
 
 
 @bug(40)
@@ -364,7 +364,7 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 
 @bug(40)
 def an_item_goes_to_any_partition(patch: Patch) -> None:
-    patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
+    patch.setattr(producing, "_partitions_of", lambda batch, request, slots: [producing.FREE] * len(batch))
 
 
 # -- what could still be undone ------------------------------------------------------------------------
@@ -379,10 +379,10 @@ def reshape_last(patch: Patch) -> None:
                 self.attempt(request, self._steps[type(request)])
             except requests.PartitionsNotOpen:
                 self._open()
-                self._wait_a_turn([request])
+                self._defer([request])
         return []
 
-    patch.setattr(QueueEngine, "_reshape", reshape)
+    patch.setattr(QueueEngine, "_run_resize", reshape)
     patch.setattr(Partition, "committed", property(lambda self: self.state))
 
 
@@ -416,8 +416,8 @@ def fences_stand_before_they_are_committed(patch: Patch) -> None:
         right(self, member)
         member.fences_ready = True
 
-    right = ResizeStep._prepare
-    patch.setattr(ResizeStep, "_prepare", prepare)
+    right = ResizeStep._complete_fences
+    patch.setattr(ResizeStep, "_complete_fences", prepare)
 
 
 @bug(40)
@@ -437,11 +437,11 @@ def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
 @bug(40)
 def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
     def give_up(self: QueueEngine, taken: Sequence[requests.Request], error: BaseException) -> None:
-        self._departing = False
+        self._committing = False
         right(self, taken, error)
 
-    right = QueueEngine._give_up
-    patch.setattr(QueueEngine, "_give_up", give_up)
+    right = QueueEngine._abort
+    patch.setattr(QueueEngine, "_abort", give_up)
 
 
 # -- slow disks ----------------------------------------------------------------------------------------
@@ -483,20 +483,20 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
     read_what_is_out(patch, ResizeStep, "_narrow")
     read_what_is_out(patch, ResizeStep, "_lift")
-    read_what_is_out(patch, ResizeStep, "upkeep")
+    read_what_is_out(patch, ResizeStep, "advance_fences")
 
 
 @bug(400)
 def a_resize_counts_on_what_is_out(patch: Patch) -> None:
     """Its marks and the dedup ids that move are those of partitions that are out."""
-    read_what_is_out(patch, QueueEngine, "_reshape")
+    read_what_is_out(patch, QueueEngine, "_run_resize")
     right = QueueEngine._needs
     patch.setattr(QueueEngine, "_needs", lambda self, request: () if isinstance(request, requests.ResizeRequest) else right(self, request))
 
 
 @bug(400)
 def the_leases_of_a_slow_partition_end_when_it_is_back(patch: Patch) -> None:
-    patch.setattr(QueueEngine, "_spare_leases", lambda self, member: None)
+    patch.setattr(QueueEngine, "_extend_leases", lambda self, member: None)
 
 
 @bug(40)
@@ -537,14 +537,14 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 @bug(60)
 def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
-    patch.setattr(commits, "_found", lambda granted, items: granted)
+    patch.setattr(commits, "_without_lost", lambda granted, items: granted)
 
 
 @bug(60)
 def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
     def collect(self: QueueEngine, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
-        if any(member.usable_partition._frames.collect(granted.runs).gaps for member, granted in parts):
-            self.settle_step.give_back([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
+        if any(member.usable_partition._items.collect(granted.runs).gaps for member, granted in parts):
+            self.settle_step.return_items([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
             request.lost_to_damage = True
             return []
         return right(self, request, parts)

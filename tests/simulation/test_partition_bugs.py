@@ -27,7 +27,7 @@ from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.clock import HOUR, SECOND, Moment
-from penstock.words.errors import StorageFailed
+from penstock.words.errors import PenstockError, StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
 from simulation.partition.simulation import PartitionSimulation
 
@@ -48,7 +48,7 @@ def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Pa
         try:
             PartitionSimulation(seed).run()
         except AssertionError as caught:
-            if not isinstance(caught.__cause__, AssertionError):  # the patch no longer fits: that proves nothing
+            if not isinstance(caught.__cause__, AssertionError | PenstockError):  # the patch no longer fits: that proves nothing
                 raise
             print(f"\n{plant.__name__}: seed {seed}: {str(caught).splitlines()[0][:120]}")
             return
@@ -88,7 +88,7 @@ def a_late_finisher_is_believed(patch: Patch) -> None:
 
 @bug
 def attempts_are_not_counted(patch: Patch) -> None:
-    patch.setattr(settle, "note_failure", lambda *_: None)
+    patch.setattr(settle, "add_failure", lambda *_: None)
 
 
 @bug
@@ -212,14 +212,14 @@ def half_of_a_torn_group_is_kept(patch: Patch) -> None:
 
 @bug
 def retention_takes_what_is_still_needed(patch: Patch) -> None:
-    patch.setattr(retention, "needed", lambda state, stop: RunSet())
-    patch.setattr(planning, "needed", lambda state, stop: RunSet())
+    patch.setattr(retention, "offsets_to_keep", lambda state, stop: RunSet())
+    patch.setattr(planning, "offsets_to_keep", lambda state, stop: RunSet())
 
 
 @bug
 def retention_takes_what_is_younger_than_max_age(patch: Patch) -> None:
     right = planning.segment_ends
-    patch.setattr(planning, "ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
+    patch.setattr(planning, "segment_ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
 
 
 @bug
@@ -276,12 +276,12 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 @bug
 def a_missing_oldest_segment_goes_unnoticed(patch: Patch) -> None:
-    patch.setattr(partition_recovery, "lose_front", lambda state, first_offset, where: [])
+    patch.setattr(partition_recovery, "mark_missing_front", lambda state, first_offset, where: [])
 
 
 @bug
 def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None:
-    patch.setattr(partition_recovery, "lost_front", lambda *_: [])
+    patch.setattr(partition_recovery, "find_missing_front", lambda *_: [])
 
 
 @bug
@@ -301,4 +301,4 @@ def what_retention_took_counts_as_damaged(patch: Patch) -> None:
 
 @bug
 def damage_is_not_recorded(patch: Patch) -> None:
-    patch.setattr(Partition, "_lose", lambda self, runs: None)
+    patch.setattr(Partition, "_mark_lost", lambda self, runs: None)

@@ -37,7 +37,7 @@ def told(simulation: type[Simulation], seed: int) -> list[str]:
 
 @both
 def test_a_failure_ends_in_the_line_that_repeats_it(simulation: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle, "note_failure", lambda *_: None)
+    monkeypatch.setattr(settle, "add_failure", lambda *_: None)
     with pytest.raises(AssertionError) as caught:
         run_all(simulation, range(40), steps=50)
     assert re.fullmatch(rf"python -m simulation\.{simulation.name} --seed \d+ --steps 50", str(caught.value).splitlines()[-1])

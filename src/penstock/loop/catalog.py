@@ -1,13 +1,13 @@
-"""The catalog at work: which queues there are, over a log of its own.
+"""The catalog of a broker's queues and its log.
 
-Owns: `Catalog`, the only place where the catalog's state and its log meet, and `carry_on`, by which it is replayed. The log is that of
-incarnation 0, partition 0, which is no queue's: STATE frames hold the records of one change, BASE frames the whole catalog; there are no
-items, so every offset is 0.
-    create, update, …, adopted, hold             decide, then `run`
-    run(records)                                 append, sync, then apply: all of it or nothing
-Opening is replay through the same `apply`. After a failed write the log goes back to what is synced and is replayed; nothing is retried.
-A change is really synced in every durability mode: the logs of queues come and go by what is said here.
-Not thread-safe: the broker holds a lock.
+Owns: `Catalog`, the only module that changes the catalog's state and its log together, and `apply_catalog_frames`,
+which replays it. The log is that of incarnation 0, partition 0, which no queue has. STATE frames hold the records of
+one change, BASE frames the whole catalog; there are no items, so every offset is 0.
+    create, update, …, set_consumer_right   decide, then `run`
+    run(records)                            append, sync, then apply: all records or none
+Opening replays the log with the same `apply`. After a failed write the log is reset to what is synced and replayed; a
+write is never repeated. A change is synced to the disk in every durability mode: logs of queues are made and deleted by
+it. Not thread-safe: the broker holds a lock.
 """
 
 import contextlib
@@ -26,23 +26,23 @@ from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, Pens
 from penstock.words.limits import MIB
 
 INCARNATION, PARTITION = 0, 0
-"""Whose log it is."""
+"""The incarnation and partition of the catalog's log."""
 SEGMENT_BYTES = 1 * MIB
-"""A larger segment is followed by another, which begins with a Base; a large Base makes for larger segments."""
+"""After so many bytes a new segment begins, with a Base; a large Base makes larger segments."""
 KEPT_SEGMENTS = 2
-"""The one before the newest stays, so that a damaged Base does not take every queue with it."""
+"""The segment before the newest is kept, so that damage to one Base does not lose every queue."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[CatalogRecord])
 P = ParamSpec("P")
 
 
 class Catalog:
-    """Every queue of a broker, and the log that tells of them."""
+    """The queues of a broker, and their log."""
 
     def __init__(self, log: Log, clock: Clock) -> None:
         self.state = CatalogState()
         self.gaps: list[Gap] = []
-        """What a repair found lost: queues may be missing, or be there again."""
+        """Repaired damage: queues may be missing, and deleted ones may exist again."""
         self._log = log
         self._clock = clock
         self._base_bytes = 0
@@ -50,12 +50,12 @@ class Catalog:
         self._closed = False
         try:
             self._open()
-        except BaseException:  # the log cannot be opened again while this one holds it; what went wrong first is what is said
+        except BaseException:  # the first error is the one to report
             with contextlib.suppress(PenstockError):
                 log.close()
             raise
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------
 
     @property
     def entries(self) -> list[QueueEntry]:
@@ -64,20 +64,20 @@ class Catalog:
 
     @property
     def deleted(self) -> list[int]:
-        """Incarnations of deleted queues whose files may still be there. (One that is merely unknown may be a queue that damage took.)"""
+        """Incarnations of deleted queues whose files may remain; an unknown one may be a queue lost to damage."""
         return sorted(self.state.deleted)
 
     def find(self, name: str) -> QueueEntry:
-        """The queue of that name."""
+        """The queue of a name; QueueNotFound."""
         return catalog.entry_by_name(self.state, name)
 
     def get(self, incarnation: int) -> QueueEntry:
-        """The queue of that incarnation."""
+        """The queue of an incarnation; QueueNotFound."""
         return catalog.entry_by_incarnation(self.state, incarnation)
 
     @property
     def failed(self) -> bool:
-        """Whether it must be reopened before it can be changed: a write failed, or was interrupted."""
+        """Whether it must be reopened before a change, because a write failed or was interrupted."""
         return self._failed
 
     # -- changing ------------------------------------------------------------------------------------
@@ -92,12 +92,11 @@ class Catalog:
         exist_ok: bool = False,
         given: Mapping[str, object] | None = None,
     ) -> QueueEntry:
-        """Make a queue; see rules/catalog.py. The answer has another incarnation when the queue was there."""
+        """Create a queue (see rules/catalog.py). Gives an existing queue with its own incarnation."""
         self._do(catalog.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
         return self.find(name)
 
     def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueEntry:
-        """Change options of a queue."""
         self._do(catalog.update, incarnation, changes)
         return self.get(incarnation)
 
@@ -111,37 +110,37 @@ class Catalog:
         keep_since: int,
         fixed: Collection[int] = (),
     ) -> QueueEntry:
-        """Give a queue other partitions."""
+        """Change the partitions of a queue."""
         self._do(catalog.change_partitions, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
         return self.get(incarnation)
 
     def delete(self, name: str) -> QueueEntry:
-        """End a queue; its files may go from now on."""
-        self._usable()
+        """Delete a queue; its files may be removed from now on."""
+        self._check_usable()
         entry = self.find(name)
         self._do(catalog.delete, name)
         return entry
 
     def record_removed(self, incarnation: int) -> None:
-        """Say that the files of a deleted queue are gone."""
+        """Record that the files of a deleted queue are removed."""
         self._do(catalog.confirm_files_removed, incarnation)
 
     def begin_adoption(self, incarnation: int, name: str) -> int:
-        """Begin to adopt a drop, and give the number that is its own; the same when that was begun before."""
+        """Record that the adoption of a published write begins. Gives its number, the same when it was begun before."""
         self._do(catalog.begin_adoption, incarnation, name)
         return self.get(incarnation).adopting[name]
 
     def end_adoption(self, incarnation: int, name: str, source: str, number: int) -> None:
-        """Say that a drop is adopted, all of it."""
+        """Record that a published write is adopted."""
         self._do(catalog.finish_adoption, incarnation, name, source, number)
 
     def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
-        """Give a queue's consumer right to a holder, or ("") to nobody."""
+        """Record the holder of a queue's consumer right; "" is none."""
         self._do(catalog.set_consumer_right, incarnation, holder, timeout)
 
     def run(self, records: Sequence[CatalogRecord]) -> None:
-        """Store records and make them true, all or none."""
-        self._usable()
+        """Store and apply records, all or none."""
+        self._check_usable()
         if not records:
             return
         try:
@@ -149,15 +148,15 @@ class Catalog:
         except StorageFailed as error:
             self._fail(error)
         if self._log.segment_bytes > max(SEGMENT_BYTES, 4 * self._base_bytes):
-            self._keep_house()
+            self._maintain()
 
     def _do(self, decide: Callable[Concatenate[CatalogState, P], Sequence[CatalogRecord]], *args: P.args, **kwargs: P.kwargs) -> None:
-        self._usable()
+        self._check_usable()
         self.run(decide(self.state, *args, **kwargs))
 
     def _store(self, records: Sequence[CatalogRecord]) -> None:
         now = self._clock.read()
-        self._failed = True  # until all is done: an interrupt may come anywhere, and then state and log may differ
+        self._failed = True  # until the end: after an interrupt the state and the log may differ
         self._log.append([Draft(FrameType.STATE, 0, len(records), 0, now.elapsed, now.wall, [_encoder.encode(records)])])
         self._log.force_sync()
         for record in records:
@@ -165,16 +164,16 @@ class Catalog:
         self._failed = False
 
     def _fail(self, error: StorageFailed) -> NoReturn:
-        """Go back to what is synced. If even that fails, nobody can say what will be found."""
+        """Reopen from what is synced and raise the error; OutcomeUnknown when reopening fails."""
         try:
             self.reopen()
         except PenstockError as worse:
             what = f"storage failed ({error}) and the catalog was not rolled back ({worse})"
-            raise OutcomeUnknown(f"{what}; open the broker again, then look whether the change is there") from worse
+            raise OutcomeUnknown(f"{what}; open the broker again, then check whether the change was made") from worse
         raise error
 
-    def _keep_house(self) -> None:
-        """The change is stored and stands even if this fails: the catalog goes on from what is synced, or fails next time."""
+    def _maintain(self) -> None:
+        """Begin a new segment and delete old ones. A failure does not fail the change: the catalog is reopened."""
         self._failed = True
         try:
             self._rotate()
@@ -192,29 +191,29 @@ class Catalog:
     # -- opening and closing -------------------------------------------------------------------------
 
     def reopen(self) -> None:
-        """After a failure: begin again from what is synced."""
-        self._refuse_closed()
+        """After a failure: replay what is synced."""
+        self._check_open()
         self._failed = True
         self._log.reset()
         self._open()
         self._failed = False
 
     def close(self) -> None:
-        """Let go of the log. Closing twice is fine."""
+        """Close the log; may be called twice."""
         self._closed = True
         self._log.close()
 
     def _open(self) -> None:
         self.state, self.gaps, self._base_bytes = apply_catalog_frames(CatalogState(), self._log.recover())
-        if self._log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
+        if self._log.wants_base or self.gaps:  # a Base records the state after damage
             self._rotate()
 
-    def _usable(self) -> None:
-        self._refuse_closed()
+    def _check_usable(self) -> None:
+        self._check_open()
         if self._failed:
-            raise StorageFailed("the catalog failed before and could not go on; reopen it, then try again")
+            raise StorageFailed("the catalog failed before; reopen it, then try again")
 
-    def _refuse_closed(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosed("the catalog is closed; open the broker again")
 
@@ -227,12 +226,12 @@ class Catalog:
 
 
 def apply_catalog_frames(state: CatalogState, frames: Iterable[Frame | Gap]) -> tuple[CatalogState, list[Gap], int]:
-    """The catalog after more frames, the gaps among them, and the size of the last Base. The state given is not to be used any more."""
+    """The catalog after more frames, the gaps, and the size of the last Base. Do not use the given state again."""
     gaps: list[Gap] = []
     base_bytes = 0
     for found in frames:
         if isinstance(found, Gap):
-            gaps.append(_mended(found))
+            gaps.append(_check_repaired(found))
         elif found.type is FrameType.BASE:
             state, base_bytes = catalog.load(found.body), len(found.body)
         else:
@@ -241,8 +240,8 @@ def apply_catalog_frames(state: CatalogState, frames: Iterable[Frame | Gap]) -> 
     return state, gaps, base_bytes
 
 
-def _mended(gap: Gap) -> Gap:
-    """The gap, unless it is damage that nobody has looked at: which queues there are is not to be guessed."""
+def _check_repaired(gap: Gap) -> Gap:
+    """The gap; CorruptLog when it is not repaired, because queues may be missing."""
     if not gap.repaired:
         raise CorruptLog(f"the catalog is damaged at {gap.where} ({gap.why}); run verify, then repair")
     return gap

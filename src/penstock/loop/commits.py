@@ -1,10 +1,10 @@
-"""How a turn ends: partitions go out for their commits and land, and answers leave when what they rest on is durable.
+"""The end of a turn: partitions are committed, and requests are answered when the partitions they used are durable.
 
-Owns: `CommitTracker`: which partitions are out, the requests whose answers wait for them, and the answers themselves.
-    _depart   write what was run; partitions that owe a sync go out (`departures`), what rests on no other is answered
-    _land     take back those whose commit is over (`landed`), answer what waited for them
-    _expire   answer those whose time is over although a partition has not landed
-Who syncs, in which thread, is loop.py's business.
+Owns: `CommitTracker`: the partitions in I/O, the requests whose answers wait for them, and the answers.
+    _commit   append what was run; partitions that need a sync start I/O (`io_to_dispatch`); answer the other requests
+    _end_io   take back partitions whose I/O is over (`io_finished`), and answer the requests that waited for them
+    _expire   answer requests at their deadline although a partition is still in I/O
+Which thread does the I/O is decided in loop.py.
 """
 
 import logging
@@ -32,71 +32,71 @@ NONE_FAILED: Mapping[int, PenstockError] = {}
 
 
 class CommitTracker(PartitionSet):
-    """A queue's partitions between two turns, and those who wait for them."""
+    """A queue's partitions, their commits, and the answers that wait for commits."""
 
-    def __init__(self, setup: QueueSetup, office: QueueRouter) -> None:
+    def __init__(self, setup: QueueSetup, router: QueueRouter) -> None:
         super().__init__(setup)
         self.answered: list[Request] = []
-        """By the last turn."""
-        self.transfer_step = TransferStep(self, office)
+        """Requests answered by the last turn."""
+        self.transfer_step = TransferStep(self, router)
         self.resize_step = ResizeStep(self, self.transfer_step)
         self.produce_step = ProduceStep(self)
         self.lease_step = LeaseStep(self, self.transfer_step, self.resize_step)
         self.settle_step = SettleStep(self, self.transfer_step)
         self.io_to_dispatch: list[PartitionHandle] = []
-        """Partitions that went out and that nobody has seen to yet."""
+        """Partitions that started I/O and that no thread has been given yet."""
         self.io_finished: deque[PartitionHandle] = deque()
-        """Partitions whose commit or job is over, to be taken back by the next turn. Added to from any thread."""
+        """Partitions whose I/O is over; the next turn takes them back. Any thread appends."""
         self._waits_for_commit: dict[int, PendingAnswer] = {}
         self._recovered: list[PartitionHandle] = []
-        self._departing = False
-        self._last_landing = 0
-        """When a partition came back last."""
+        self._committing = False
+        self._last_io_end = 0
+        """When a partition last finished I/O."""
         self._next_visit: int | None = 0
-        """When something is due in one of the partitions."""
+        """When the next partition wants to be visited."""
 
-    # -- out, and back -------------------------------------------------------------------------------
+    # -- I/O -----------------------------------------------------------------------------------------
 
-    def _depart(self) -> None:
-        """Write what was run. Partitions that owe a sync go out; what rests on the others is answered at once."""
+    def _commit(self) -> None:
+        """Append what was run. Partitions that need a sync start I/O; requests that used only others are answered."""
         pending = self.uncommitted_answers
-        for place, (request, result) in enumerate(pending):
+        for index, (request, result) in enumerate(pending):
             if type(request) is requests.LeaseRequest:
-                pending[place] = (request, self._collect(request, result))
-        self._departing = True
-        for member in self.touched:
-            partition = member.partition
-            if partition is None or not member.is_usable:
+                pending[index] = (request, self._collect(request, result))
+        self._committing = True
+        for handle in self.touched:
+            partition = handle.partition
+            if partition is None or not handle.is_usable:
                 continue
-            if partition.begin_commit() or member.wants_publish or member.wants_retention or member.wants_close:
-                self._leave(member)
+            if partition.begin_commit() or handle.wants_publish or handle.wants_retention or handle.wants_close:
+                self._start_commit_io(handle)
             else:
-                member.after_commit()
+                handle.after_commit()
         self._answer_or_wait()
 
-    def _leave(self, member: PartitionHandle) -> None:
-        partition = member.usable_partition
-        wants_close, member.wants_close = member.wants_close, False
-        if wants_close and not member.wants_retention and member.may_close(self.now):  # nobody has used it in this turn either
-            self._send_out(member, member.close)
-        elif member.wants_publish:
-            member.wants_publish = False
-            self._send_out(member, partition.sync_and_publish)
-        elif member.wants_retention:
-            member.wants_retention = False
-            self._send_out(member, partition.apply_due_retention)
+    def _start_commit_io(self, handle: PartitionHandle) -> None:
+        partition = handle.usable_partition
+        wants_close, handle.wants_close = handle.wants_close, False
+        if wants_close and not handle.wants_retention and handle.may_close(self.now):  # this turn did not use it
+            self._start_io(handle, handle.close)
+        elif handle.wants_publish:
+            handle.wants_publish = False
+            self._start_io(handle, partition.sync_and_publish)
+        elif handle.wants_retention:
+            handle.wants_retention = False
+            self._start_io(handle, partition.apply_due_retention)
         else:
-            self._send_out(member, None if partition.can_sync else partition.commit)
+            self._start_io(handle, None if partition.can_sync else partition.commit)
 
-    def _send_out(self, member: PartitionHandle, job: Callable[[], None] | None) -> None:
-        """A member goes out. In this order: wherever an interrupt comes, one that is out is seen off by somebody."""
-        self.io_to_dispatch.append(member)
-        self.handles_in_io[member.number] = member
-        member.start_io(job)
-        self.closed.pop(member.number, None)
+    def _start_io(self, handle: PartitionHandle, job: Callable[[], None] | None) -> None:
+        """Start I/O of a partition. In this order, so that after an interrupt it is still dispatched."""
+        self.io_to_dispatch.append(handle)
+        self.handles_in_io[handle.number] = handle
+        handle.start_io(job)
+        self.closed.pop(handle.number, None)
 
     def _answer_or_wait(self) -> None:
-        """Answer what rests on nothing that is out; the rest is answered when that has landed."""
+        """Answer requests that need no partition in I/O; the others are answered when that I/O is over."""
         while self.uncommitted_answers:
             request, result = self.uncommitted_answers[0]
             rests_on = {number for number in _rests_on(request, result) if number in self.handles_in_io} if self.handles_in_io else None
@@ -110,75 +110,75 @@ class CommitTracker(PartitionSet):
             self.uncommitted_answers.popleft()
 
     def _expires(self, request: Request) -> int:
-        """When it is answered although a partition has not landed. What was run is given the time that a sync may take."""
+        """When a request is answered although a partition is in I/O: at its deadline, or SLOW_AFTER from now; 0: never."""
         until = request.deadline if isinstance(request, requests.LeaseRequest) else request.give_up_at
         return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.LeaseRequest) else 0
 
-    def _land(self) -> None:
-        """Take back the partitions that have landed, and answer what waited for them."""
+    def _end_io(self) -> None:
+        """Take back partitions whose I/O is over, and answer the requests that waited for them."""
         failed = False
-        while self.io_finished:  # at every step an interrupt may come: what is done is taken off the list behind it
-            member = self.io_finished[0]
-            self.touch(member)
-            if member.in_io:
-                member.finish_io(self.now)
-            self._last_landing = self.now
-            while member.pending_answers:
-                waiting = member.pending_answers[0]
-                waiting.rests_on.discard(member.number)
-                if member.io_error is not None:
-                    waiting.failed[member.number] = member.io_error
+        while self.io_finished:  # an interrupt may come anywhere, so an entry is removed last
+            handle = self.io_finished[0]
+            self.touch(handle)
+            if handle.in_io:
+                handle.finish_io(self.now)
+            self._last_io_end = self.now
+            while handle.pending_answers:
+                waiting = handle.pending_answers[0]
+                waiting.rests_on.discard(handle.number)
+                if handle.io_error is not None:
+                    waiting.failed[handle.number] = handle.io_error
                 if not waiting.rests_on:
                     self._waits_for_commit.pop(id(waiting), None)
                     self._answer(waiting.request, waiting.result, waiting.failed)
-                member.pending_answers.popleft()
-            self.handles_in_io.pop(member.number, None)
-            if member.closed:
-                self.closed[member.number] = member
-            failed = failed or member.io_error is not None
-            if member.recovered:
-                self._recovered.append(member)
+                handle.pending_answers.popleft()
+            self.handles_in_io.pop(handle.number, None)
+            if handle.closed:
+                self.closed[handle.number] = handle
+            failed = failed or handle.io_error is not None
+            if handle.recovered:
+                self._recovered.append(handle)
                 self.wants_turn = True
-            if member.was_opened and member.is_usable:  # what came due while it was closed is done before anything is leased
-                member.next_run = self._next_visit = self.now
-            if member.was_opened and self.map.version > 1:
-                self.resize_step.note_opened(member)
+            if handle.was_opened and handle.is_usable:  # timers that expired while it was closed run before a lease
+                handle.next_run = self._next_visit = self.now
+            if handle.was_opened and self.map.version > 1:
+                self.resize_step.note_opened(handle)
                 self.wants_turn = True
-            member.was_opened = False
+            handle.was_opened = False
             self.io_finished.popleft()
         if failed:
             self.resize_step.invalidate()
 
-    def _welcome(self) -> None:
-        """Partitions that were failing or slow are in order again: they do as the others do."""
-        for member in self._recovered:
-            if member.is_usable:
-                self.apply_queue_settings(member)
-                if member.slow:
-                    self._spare_leases(member)
-                self.settle_step.give_back_owed(member)
-                self.resize_step.restore_fences(member)
+    def _update_recovered(self) -> None:
+        """Give recovered partitions the settings, returned leases and fences that they missed."""
+        for handle in self._recovered:
+            if handle.is_usable:
+                self.apply_queue_settings(handle)
+                if handle.slow:
+                    self._extend_leases(handle)
+                self.settle_step.return_undelivered(handle)
+                self.resize_step.restore_fences(handle)
         self._recovered.clear()
 
-    def _spare_leases(self, member: PartitionHandle) -> None:
-        """None of the leases of a partition that was slow ends for a while: their holders could not settle or extend them."""
-        end = member.usable_partition.now().elapsed + GRACE_AFTER_SLOW
-        with suppress(PenstockError):  # the commit says what is wrong
-            for grant in [*member.state.leases.live.values()]:
-                if grant.deadline < end:
-                    self.run(member, ExtendLease(grant.number, GRACE_AFTER_SLOW, after_deadline=True))
+    def _extend_leases(self, handle: PartitionHandle) -> None:
+        """Extend the leases of a partition that was slow: their holders could not settle or extend them."""
+        end = handle.usable_partition.now().elapsed + GRACE_AFTER_SLOW
+        with suppress(PenstockError):  # the commit reports the error
+            for live in [*handle.state.leases.live.values()]:
+                if live.deadline < end:
+                    self.run(handle, ExtendLease(live.number, GRACE_AFTER_SLOW, after_deadline=True))
 
     def _expire(self) -> None:
-        """Answer those whose time is over although a partition has not landed: nobody knows what becomes of that part."""
+        """Answer requests at their deadline although a partition is in I/O; the outcome of that part is unknown."""
         for waiting in [*self._waits_for_commit.values()]:
             if waiting.expires and waiting.expires <= self.now and not waiting.request.done:
                 del self._waits_for_commit[id(waiting)]
                 for number in waiting.rests_on:
-                    member = self.handles_in_io[number]
-                    member.pending_answers.remove(waiting)
-                    waiting.failed[number] = _unknown(member)
+                    handle = self.handles_in_io[number]
+                    handle.pending_answers.remove(waiting)
+                    waiting.failed[number] = _no_answer_error(handle)
                     if isinstance(waiting.request, requests.LeaseRequest):
-                        member.undelivered_leases += [granted.lease for one, granted, *_ in waiting.result if one is member]
+                        handle.undelivered_leases += [granted.lease for one, granted, *_ in waiting.result if one is handle]
                 self._answer(waiting.request, waiting.result, waiting.failed)
 
     # -- answers -------------------------------------------------------------------------------------
@@ -186,10 +186,10 @@ class CommitTracker(PartitionSet):
     def _answer(self, request: Request, result: Any, failed: Mapping[int, PenstockError]) -> None:
         self.answered.append(request)
         if request.done:
-            request.notify()  # an interrupt may have come in between
+            request.notify()  # an interrupt may have prevented it
         try:
             if isinstance(request, requests.LeaseRequest):
-                self._hand(request, result, failed)
+                self._answer_lease(request, result, failed)
             elif isinstance(request, requests.ProduceRequest):
                 if failed:
                     result = [_refused(one, failed[one.partition]) if one.partition in failed else one for one in result]
@@ -202,50 +202,50 @@ class CommitTracker(PartitionSet):
                     ]
                 request.finish(result)
             elif isinstance(request, requests.DeliverRequest):
-                member, taken = result
-                request.finish(taken, failed.get(member.number))
+                handle, taken = result
+                request.finish(taken, failed.get(handle.number))
             elif isinstance(request, requests.FunctionRequest):
                 answer, used = result
-                wrong = None if request.recorded_elsewhere else _partly(used, failed)
+                wrong = None if request.recorded_elsewhere else _partial_failure(used, failed)
                 request.finish(answer if wrong is None else None, wrong)
         except PenstockError as error:
             request.finish(error=error)
 
     def _collect(self, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
-        """The bytes of leased items, read before their partitions go out: (member, granted, items, when it ends, elapsed)."""
+        """Read leased items before I/O starts. Gives (handle, granted, items, elapsed deadline) of each part."""
         found: list[Any] = []
-        for member, granted in parts:
+        for handle, granted in parts:
             try:
-                partition = member.usable_partition
+                partition = handle.usable_partition
                 items = [] if request.without_payloads else partition.items(granted.runs)
-            except PenstockError as error:  # nobody gets it now, and asking again at once would not help; the others of the answer are good
-                member.read_error = error
-                member.undelivered_leases.append(granted.lease)
+            except PenstockError as error:  # this part is not delivered; the others are
+                handle.read_error = error
+                handle.undelivered_leases.append(granted.lease)
                 continue
-            granted = granted if request.without_payloads else _found(granted, items)
-            if not granted.runs:  # damage took all of it: the lease has ended, and there may be other items
+            granted = granted if request.without_payloads else _without_lost(granted, items)
+            if not granted.runs:  # damage took all items: the lease has ended, and others may be ready
                 request.lost_to_damage = True
                 continue
-            found.append((member, granted, items, granted.deadline - partition.now().elapsed + self.now))
+            found.append((handle, granted, items, granted.deadline - partition.now().elapsed + self.now))
         return found
 
-    def _hand(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
-        """Give leased items out, with their bytes."""
-        handed = [
-            LeaseResult(member.number, granted, items, (until - self.now) / SECOND)
-            for member, granted, items, until in parts
-            if member.number not in failed
+    def _answer_lease(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
+        """Answer with the leased items, or let the request wait again when there are none."""
+        given = [
+            LeaseResult(handle.number, granted, items, (until - self.now) / SECOND)
+            for handle, granted, items, until in parts
+            if handle.number not in failed
         ]
-        ended = [one for one in handed if one.seconds <= 0]  # while the answer waited for another partition
+        ended = [one for one in given if one.seconds <= 0]  # while the answer waited for another partition
         if ended:
-            self.settle_step.give_back(ended)
-            handed = [one for one in handed if one.seconds > 0]
-        if handed:
-            request.finish(handed)
+            self.settle_step.return_items(ended)
+            given = [one for one in given if one.seconds > 0]
+        if given:
+            request.finish(given)
             if request.cancelled:
-                self.settle_step.give_back(handed)
+                self.settle_step.return_items(given)
         elif request.lost_to_damage or request.deadline > self.now:
-            request.request = None  # what was remembered under its id was lost with the turn
+            request.request = None  # what was remembered under its id was undone
             self.lease_step.add_waiting(request)
             self.wants_turn = self.wants_turn or request.lost_to_damage
             request.lost_to_damage = False
@@ -253,9 +253,9 @@ class CommitTracker(PartitionSet):
             request.finish([])
 
 
-def _unknown(member: PartitionHandle) -> OutcomeUnknown:
+def _no_answer_error(handle: PartitionHandle) -> OutcomeUnknown:
     return OutcomeUnknown(
-        f"partition {member.number} has not answered in time ({member.error or 'its disk is busy'}); repeat with the same request id"
+        f"partition {handle.number} has not answered in time ({handle.error or 'its disk is busy'}); repeat with the same request id"
     )
 
 
@@ -264,7 +264,7 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
     if isinstance(request, requests.ProduceRequest):
         return [one.partition for one in result if one.stored is not None]
     if isinstance(request, requests.SettleRequest):
-        parts = zip(request.parts, result, strict=True)  # one that was slow, and so refused, is not waited for
+        parts = zip(request.parts, result, strict=True)  # a part refused because of a slow partition does not wait
         return [part.partition for part, one in parts if not (isinstance(one, Refused) and one.code == StorageFailed.code)]
     if isinstance(request, requests.LeaseRequest):
         return [part[0].number for part in result]
@@ -273,8 +273,8 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
     return result[1] if isinstance(request, requests.FunctionRequest) else ()
 
 
-def _found(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
-    """A lease without the items that damage was found to have taken."""
+def _without_lost(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
+    """The lease without the items that were found damaged."""
     if sum(len(part.batch) for part in items) == granted.count:
         return granted
     return LeaseAnswer(
@@ -286,11 +286,11 @@ def _refused(part: StoredPart, error: PenstockError) -> StoredPart:
     return part._replace(stored=None, refused=Refused.of(error))
 
 
-def _partly(used: set[int], failed: Mapping[int, PenstockError]) -> PenstockError | None:
-    """What to tell an operator whose word reached several partitions, of which some failed."""
-    hurt = [number for number in used if number in failed]
-    if not hurt:
+def _partial_failure(used: set[int], failed: Mapping[int, PenstockError]) -> PenstockError | None:
+    """The error of an administrative operation that failed in some of the partitions it used; None when it did not."""
+    broken = [number for number in used if number in failed]
+    if not broken:
         return None
-    if len(hurt) == len(used):
-        return failed[hurt[0]]
-    return OutcomeUnknown(f"it was done in some partitions and not in {hurt} ({failed[hurt[0]]}); do it again")
+    if len(broken) == len(used):
+        return failed[broken[0]]
+    return OutcomeUnknown(f"it was done in some partitions and not in {broken} ({failed[broken[0]]}); do it again")

@@ -1,12 +1,12 @@
-"""Items at hand: what was produced or read lately and may be wanted soon.
+"""Caches of a partition's items.
 
-Owns: `ItemCache` (items by offset) and `BlockCache` (what rules look at of them: key ids and priorities). Caches, never state: anything
-in them can be read again from the log. What is produced is kept as it came, so that a consumer close behind needs neither disk
-nor decoding; neighbouring small frames are joined into one block, so that a backlog produced item by item is looked at as cheaply
-as one produced in batches.
-There is one way to read a range, `ItemCache.read`: it goes from one end of the range to the other and gives items, and gaps where damage took
-items. Whatever it meets, it goes on behind it.
-Limits: FRAMES_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
+Owns: `ItemCache` (items by offset) and `BlockCache` (the key ids and priorities of items, which rules decide by).
+Everything in them can be read again from the log. Produced items are cached as they were given, so that a consumer
+close behind needs neither disk nor decoding. Small neighbouring frames are joined into one block, so that a backlog
+produced item by item is searched as fast as one produced in batches.
+`ItemCache.read` reads a range from its start to its end and gives the items, and the gaps where damage took items. A
+gap does not end the read.
+Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -23,7 +23,7 @@ from penstock.words.batch import Batch
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
 
-FRAMES_BYTES = 8 * MIB
+CACHE_BYTES = 8 * MIB
 ENTRY_BYTES = 400
 ITEM_BYTES = 40
 READ_AHEAD_ITEMS = 64
@@ -34,7 +34,7 @@ AHEAD_ITEMS = 4_000
 
 
 class ProducedItems:
-    """Items as they were produced. Answers what `FrameColumns` answers."""
+    """Items as they were produced. Has the same methods as `FrameColumns`."""
 
     __slots__ = ("_batch", "base", "size_bytes", "stop", "wall")
 
@@ -65,7 +65,7 @@ class ProducedItems:
 
 
 class Items(NamedTuple):
-    """Items that follow each other, from `start` on."""
+    """Consecutive items; `start` is the offset of the first."""
 
     start: int
     batch: Batch
@@ -76,58 +76,58 @@ CachedItems: TypeAlias = FrameColumns | ProducedItems
 
 
 class ReadResult(NamedTuple):
-    """What was found of some items."""
+    """The result of reading runs of offsets."""
 
     parts: list[tuple[CachedItems, int, int]]
-    """The parts of frames that hold them: (frame, first offset, stop)."""
+    """What was found: (cached items, first offset, stop)."""
     gaps: list[Gap]
-    """The gaps that took some of them, whole: a gap may reach beyond what was asked for."""
+    """The gaps that took some of the items, uncut: a gap may reach beyond the runs."""
     absent: list[int]
-    """Runs of those of which the log says nothing, as it does of what retention took out."""
+    """Runs of items that are neither in the log nor in a gap, such as those that retention deleted."""
 
 
 class ItemCache:
-    """Items by offset: what was produced or read last."""
+    """The items that were produced or read last, by offset."""
 
     def __init__(self, log: ReadableLog) -> None:
         self._log = log
-        self._held: dict[int, CachedItems] = {}
+        self._cached: dict[int, CachedItems] = {}
         self._bases: list[int] = []
         self._bytes = 0
-        self._read_to = 0  # where the last read ended: what lies before it is the least likely to be wanted
+        self._read_to = 0  # where the last read ended: items before it are the least likely to be wanted
 
     def put(self, record: Produced, wall: int) -> None:
-        """Keep what is being written, if there is room."""
-        if self._bytes > FRAMES_BYTES:
+        """Cache produced items, if there is room."""
+        if self._bytes > CACHE_BYTES:
             if self._bases[0] >= self._read_to:
                 return
-            self._drop_read()
+            self._remove_read()
         self._add(ProducedItems(record, wall))
 
     def read(self, start: int, stop: int) -> Iterator[CachedItems | Gap]:
-        """Everything that overlaps [start, stop), in order: items, and gaps. What lies between them, the log does not have."""
+        """Items and gaps that overlap [start, stop), by offset. Offsets between them are not in the log."""
         while start < stop:
             gaps: list[Gap] = []
             reached = start
-            held = self._find(start)
-            if held is None:
+            cached = self._find(start)
+            if cached is None:
                 gaps, reached = self._fetch(start, stop)
-                held = self._find(start)
-            if held is not None:
-                yield held
-                start = self._read_to = held.stop
+                cached = self._find(start)
+            if cached is not None:
+                yield cached
+                start = self._read_to = cached.stop
                 continue
             gap = next((gap for gap in gaps if gap.start <= start < gap.stop), None)
             if gap is not None:
                 yield gap
                 start = gap.stop
-            else:  # it is not there: on to the next that is, or to the end of what was looked at
+            else:  # not in the log: continue at the next cached item or gap, or after what was fetched
                 start = min(
                     [reached, *self._bases[bisect_right(self._bases, start) :][:1], *(gap.start for gap in gaps if gap.start > start)]
                 )
 
     def collect(self, runs: Sequence[int]) -> ReadResult:
-        """What there is of the items of `runs`."""
+        """Read the items of `runs`."""
         found = ReadResult([], [], [])
         for start, stop in pairs(runs):
             at = start
@@ -148,14 +148,14 @@ class ItemCache:
         at = bisect_right(self._bases, offset) - 1
         if at < 0:
             return None
-        found = self._held[self._bases[at]]
+        found = self._cached[self._bases[at]]
         return found if offset < found.stop else None
 
     def _fetch(self, start: int, stop: int) -> tuple[list[Gap], int]:
-        """Read on from `start`, about FETCH_BYTES at most. Gives the gaps, and the offset up to which everything there is was read."""
-        if self._bytes > FRAMES_BYTES // 2:
-            self._drop_read()
-        if self._bytes > FRAMES_BYTES // 2:
+        """Cache about FETCH_BYTES from `start` on. Gives the gaps, and the offset up to which the log was read."""
+        if self._bytes > CACHE_BYTES // 2:
+            self._remove_read()
+        if self._bytes > CACHE_BYTES // 2:
             self.clear()
         stop = max(stop, start + READ_AHEAD_ITEMS)
         gaps: list[Gap] = []
@@ -170,40 +170,40 @@ class ItemCache:
         return gaps, reached if size >= FETCH_BYTES else stop  # a log stops early only when it has read so much
 
     def _replace(self, read: FrameColumns) -> None:
-        """Hold a frame that was read, instead of the produces in it that were held one by one: what is held never overlaps."""
+        """Cache a frame that was read, in place of single produces of the same frame: entries never overlap."""
         low, high = bisect_left(self._bases, read.base), bisect_left(self._bases, read.stop)
-        if high - low == 1 and self._held[self._bases[low]].stop == read.stop:
+        if high - low == 1 and self._bases[low] == read.base and self._cached[read.base].stop == read.stop:
             return
-        self._let_go(low, high)
+        self._remove(low, high)
         self._add(read)
 
-    def _let_go(self, low: int, high: int) -> None:
-        self._bytes -= sum(self._held.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
+    def _remove(self, low: int, high: int) -> None:
+        self._bytes -= sum(self._cached.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
         del self._bases[low:high]
 
-    def _add(self, held: CachedItems) -> None:
-        self._held[held.base] = held
-        self._bytes += held.size_bytes + ENTRY_BYTES
-        if self._bases and held.base < self._bases[-1]:
-            insort(self._bases, held.base)
+    def _add(self, cached: CachedItems) -> None:
+        self._cached[cached.base] = cached
+        self._bytes += cached.size_bytes + ENTRY_BYTES
+        if self._bases and cached.base < self._bases[-1]:
+            insort(self._bases, cached.base)
         else:
-            self._bases.append(held.base)
+            self._bases.append(cached.base)
 
-    def _drop_read(self) -> None:
-        """Let go of everything before the place that was read last."""
-        self._let_go(0, bisect_left(self._bases, self._read_to))
+    def _remove_read(self) -> None:
+        """Remove everything before the end of the last read."""
+        self._remove(0, bisect_left(self._bases, self._read_to))
 
     def clear(self) -> None:
-        self._held.clear()
+        self._cached.clear()
         self._bases.clear()
         self._bytes = 0
 
 
 class BlockCache:
-    """The blocks used last. All that one decision asks for are kept until the next `trim`, however many they are."""
+    """The blocks used last. Nothing is removed before the next `trim`: one decision may need more than BLOCKS."""
 
-    def __init__(self, frames: ItemCache) -> None:
-        self._frames = frames
+    def __init__(self, items: ItemCache) -> None:
+        self._items = items
         self._blocks: dict[int, Block] = {}
         self._bases: list[int] = []
         self._last = Block(0, 0)
@@ -220,16 +220,17 @@ class BlockCache:
         raise MissingBlocks([offset])
 
     def fetch(self, offset: int) -> list[Gap]:
-        """Read the block that holds `offset`, and some that follow: who asks for one will ask for the next, and decide anew each time.
+        """Read the block that holds `offset`, and some blocks after it: a decision is begun again after every fetch.
 
-        Gives the gaps that were met. What they took is in blocks that say so.
+        Gives the gaps that were met. Items that they took are in blocks marked as lost. StorageFailed when the log has
+        neither the item nor a gap.
         """
         gaps: list[Gap] = []
         if self._holds(offset):
             return gaps
         parts: list[CachedItems] = []
         size = 0
-        for found in self._frames.read(offset, offset + AHEAD_ITEMS):
+        for found in self._items.read(offset, offset + AHEAD_ITEMS):
             if isinstance(found, Gap):
                 gaps.append(found)
                 self._keep(Block(max(found.start, self._end_before(offset)), found.stop, lost=True))
@@ -250,13 +251,13 @@ class BlockCache:
         return offset < self._end_before(offset)
 
     def _end_before(self, offset: int) -> int:
-        """Where the last block ends that begins at or before an offset."""
+        """The end of the last block that begins at or before an offset."""
         at = bisect_right(self._bases, offset) - 1
         return self._blocks[self._bases[at]].stop if at >= 0 else 0
 
     def _add(self, parts: list[CachedItems]) -> None:
         if parts:
-            self._keep(parts[0].block() if len(parts) == 1 else _joined(parts))
+            self._keep(parts[0].block() if len(parts) == 1 else _join(parts))
 
     def _keep(self, block: Block) -> None:
         if block.base not in self._blocks:
@@ -264,7 +265,7 @@ class BlockCache:
         self._blocks[block.base] = block
 
     def trim(self) -> None:
-        """Between decisions: let go of the oldest items' blocks when there are too many."""
+        """Remove the blocks with the lowest offsets when there are more than BLOCKS. Called between decisions."""
         if len(self._bases) > BLOCKS:
             for base in self._bases[: -BLOCKS // 2]:
                 del self._blocks[base]
@@ -276,7 +277,7 @@ class BlockCache:
         self._last = Block(0, 0)
 
 
-def _joined(parts: list[CachedItems]) -> Block:
+def _join(parts: list[CachedItems]) -> Block:
     keys: list[int] | None = None
     if any(part.key_ids is not None for part in parts):
         keys = [key for part in parts for key in (part.key_ids or [NO_KEY] * (part.stop - part.base))]

@@ -1,13 +1,13 @@
-"""The loop: who runs a queue's turns, and how callers reach them.
+"""The loop of a queue: takes requests from callers and decides which thread runs a turn.
 
-Owns: `Loop`. Group commit by flat combining: a caller puts its request into the inbox and, if nobody runs a turn, runs one itself, with
-everything that waits; else it sleeps until its answer is there or it is woken to lead the next turn. So a lone caller never changes
-threads, and many share one sync. Runner threads, shared by all queues (runners.py), run turns when something comes due, for those who
-cannot run one themselves (`submit`: async callers, other queues) and for those who wait.
-No turn waits for a disk: partitions that owe a sync go out, the turn is released, and a caller syncs its own partition itself, while
-threads of the storage root sync the others. When a partition has landed its answers leave (commits.py).
-Every request ends: by its answer, by its deadline, when its caller is gone, or at shutdown.
-Without threads (`threaded=False`) nothing runs by itself: whoever holds the loop calls `turn`, which is how simulations drive it.
+Owns: `Loop`. Group commit by flat combining: a caller adds its request to the pending ones and, if no thread runs a
+turn, runs one with all of them; else it sleeps until it has its answer or is woken to run the next turn. So a single
+caller needs no other thread, and many callers share one sync. Runner threads, shared by all queues (runners.py), run
+turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
+No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its
+own request; threads of the storage root sync the others. Then the requests are answered (commits.py).
+Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed. Without
+threads (`threaded=False`) turns run only in `call` and `turn`; simulations use that.
 """
 
 import logging
@@ -21,53 +21,53 @@ from typing import Any
 from penstock.logs.disk_threads import DiskThreads, sync
 from penstock.loop.meter import Meter
 from penstock.loop.partition_handle import PartitionHandle
-from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, Request, queue_closed_error
+from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, Request, not_reached_error, queue_closed_error
 from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
 
-TAKE = 1_000
-"""Requests of one turn."""
+MAX_REQUESTS = 1_000
+"""Most requests of one turn."""
 GRACE = 5 * SECOND
-"""A waiting request is answered by the turn in which its deadline passes; after this its caller gives up on that."""
+"""A turn answers a waiting request at its deadline; its caller waits so much longer for that."""
 IDLE_SECONDS = 60.0
 CLOSE_SECONDS = 1.0
 GATHER_SECONDS = 0.0001
-"""How long a turn waits for a crowd to gather, when it will sync: a part of what that takes."""
+"""How long a turn that will sync waits for more requests: a small part of the time of a sync."""
 _log = logging.getLogger("penstock")
 
 
 class Loop:
-    """One queue at work."""
+    """Runs the turns of one queue."""
 
-    def __init__(self, turns: QueueEngine, disk: DiskThreads, runners: Runners, *, threaded: bool = True) -> None:
-        self.engine = turns
+    def __init__(self, engine: QueueEngine, disk: DiskThreads, runners: Runners, *, threaded: bool = True) -> None:
+        self.engine = engine
         self._runners = runners
         self._disk = disk
         self.meter = Meter()
-        self._inbox = PendingRequests(turns.name)
-        self._turning = threading.RLock()  # never taken twice: it can say who has it
+        self._pending = PendingRequests(engine.name)
+        self._turning = threading.RLock()  # reentrant only because it knows its owner
         self._threaded = threaded
         self.woken = False
         self.wakes_at: int | None = None
-        self._crowd = 0  # requests in the last turn
-        self._syncs = False  # whether the last turn made a partition go out
+        self._last_count = 0  # requests in the last turn
+        self._syncs = False  # whether the last turn started I/O
         self.manual_io: list[PartitionHandle] = []
-        """Without threads: partitions that are out."""
-        self.stays_in_io: Callable[[PartitionHandle], bool] = lambda member: False
-        """Without threads: whether a partition stays out for now. Set by simulations."""
+        """Without threads: partitions in I/O."""
+        self.stays_in_io: Callable[[PartitionHandle], bool] = lambda handle: False
+        """Without threads: whether a partition stays in I/O. Set by simulations."""
         self._ending: SimpleQueue[None] | None = None
-        self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: waiting for it lets others run
+        self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: a wait for it lets other threads run
         self._closed = False
-        turns.post = self._post
-        turns.requeue = self._inbox.requeue
+        engine.post = self.post
+        engine.requeue = self._pending.requeue
 
     # -- for callers ---------------------------------------------------------------------------------
 
     def call(self, request: Request) -> Any:
-        """Put a request and wait for its answer; the calling thread runs the turn if nobody else does."""
-        if self._leads():
+        """Run a request and give its answer. This thread runs the turn unless another one does."""
+        if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.make_wakeup()
         self._enter(request)
@@ -75,66 +75,64 @@ class Loop:
             while not request.done:
                 if not self.engine.all_in_io and self._turning.acquire(blocking=False):
                     try:
-                        mine = self._lead(request)
+                        own = self._run_turns(request)
                     finally:
                         self._turning.release()
-                    self._pass_on()
-                    if mine is not None:
-                        self._commit([mine], mine)
+                    self._start_next()
+                    if own is not None:
+                        self._commit([own], own)
                     if request.done:
                         break
                 self._sleep(request)
         except BaseException:
-            while self._leads():  # an interrupt may come between taking the turn and the `try`
+            while self._has_turn():  # an interrupt may come between `acquire` and `try`
                 self._turning.release()
-            self._finish_others()
+            self._hand_over_io()
             self.cancel(request)
-            self.wake()  # it may have been this one's turn to lead
+            self.wake()  # this thread may have been woken to run the next turn
             raise
         return request.result()
 
     def submit(self, request: Request) -> None:
-        """Put a request; `request.on_done` is called with its answer, by whichever thread has it."""
+        """Add a request without waiting. The thread that answers it calls `request.on_done`."""
         self._enter(request)
         self.wake()
 
     def cancel(self, request: Request) -> None:
-        """The caller is gone: its place is free, and what a turn has leased to it meanwhile goes back."""
+        """Stop waiting for a request. Items that were leased for it are returned."""
         request.cancelled = True
         if not request.claim() and request.done and isinstance(request, LeaseRequest) and request.answer:
             with suppress(BrokerClosed):
-                self.engine.settle_step.give_back(request.answer)
-        self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn frees its place
+                self.engine.settle_step.return_items(request.answer)
+        self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn removes it
         self.wake()
 
     def _enter(self, request: Request) -> None:
         if self._closed:
             raise queue_closed_error(self.engine.name)
         request.check()
-        turns = self.engine
-        request.entered_at = now = turns.clock.read().elapsed
-        if request.deadline:  # a late lease still gets what is there; and everybody is given the time for one turn
+        engine = self.engine
+        request.entered_at = now = engine.clock.read().elapsed
+        if request.deadline:  # every request is given the time for one turn; a late lease still gets ready items
             request.give_up_at = (
                 request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
             )
-        held = len(turns.lease_step.waiting) + len(turns.produce_step.waiting) + len(turns.waiting_for_items)
-        self._inbox.enter(request, held)
+        held = len(engine.lease_step.waiting) + len(engine.produce_step.waiting) + len(engine.waiting_for_items)
+        self._pending.enter(request, held)
 
-    def _post(self, request: Request) -> None:
-        """A message of the queue's own, or of another queue: never refused while the loop is open."""
+    def post(self, request: Request) -> None:
+        """Add a message of this queue or another one; never refused while the loop is open."""
         if self._closed:
             raise queue_closed_error(self.engine.name)
         request.entered_at = self.engine.clock.read().elapsed
-        self._inbox.post(request)
+        self._pending.post(request)
         self.wake()
 
-    post = _post
-
     def _sleep(self, request: Request) -> None:
-        """Until there is an answer, or it is time to lead, or to give up."""
-        if self.manual_io:  # without threads: there is nobody else who could let them land
-            for member in [*self.manual_io]:
-                self.run_io(member)
+        """Sleep until the request has its answer or is woken to run a turn; give up at its deadline."""
+        if self.manual_io:  # without threads: no other thread does the I/O
+            for handle in [*self.manual_io]:
+                self.run_io(handle)
             return
         if not request.give_up_at:
             request.sleep(IDLE_SECONDS)
@@ -145,8 +143,8 @@ class Loop:
         elif request.claim():
             request.cancelled = True
             request.finish(error=not_reached_error(self.engine.name))
-            self.wake()  # it may have been this one's turn to lead
-        elif left > -GRACE:  # the turn that has it will answer
+            self.wake()  # this thread may have been woken to run the next turn
+        elif left > -GRACE:  # the turn that took it will answer
             request.sleep((left + GRACE) / SECOND)
         else:
             request.cancelled = True
@@ -155,170 +153,170 @@ class Loop:
     # -- turns ---------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Run one turn by hand, and what its commits take; whether there is more to do at once."""
+        """Run one turn and its I/O, without threads; whether another turn has something to do."""
         with self._turning:
             self._turn()
-            self._see_off()
+            self._dispatch_io()
         return self.busy
 
     @property
     def busy(self) -> bool:
         """Whether a turn now would find something to do."""
-        turns = self.engine
-        by_hand = any(not self.stays_in_io(member) for member in self.manual_io)
-        return turns.wants_turn or len(self._inbox) > 0 or bool(turns.io_finished) or bool(turns.io_to_dispatch) or by_hand
+        engine = self.engine
+        by_hand = any(not self.stays_in_io(handle) for handle in self.manual_io)
+        return engine.wants_turn or len(self._pending) > 0 or bool(engine.io_finished) or bool(engine.io_to_dispatch) or by_hand
 
-    def _lead(self, request: Request) -> PartitionHandle | None:
-        """Run turns until this caller's request is answered or has to wait; gives the partition whose disk it waits for itself."""
+    def _run_turns(self, request: Request) -> PartitionHandle | None:
+        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any."""
         while True:
             self._turn()
-            mine = self._see_off(request)
-            if mine is not None or request.done or (request.taken and not self.engine.wants_turn):
-                return mine
+            own = self._dispatch_io(request)
+            if own is not None or request.done or (request.taken and not self.engine.wants_turn):
+                return own
 
-    def _leads(self) -> bool:
-        """Whether this thread has the turn."""
+    def _has_turn(self) -> bool:
+        """Whether this thread runs a turn."""
         owned: bool = getattr(self._turning, "_is_owned")()  # noqa: B009 (not in the type stubs)
         return owned
 
     def _turn(self) -> None:
         taken: list[Request] = []
         try:
-            self._take_and_turn(taken)
+            self._take_and_run(taken)
         except BaseException as error:
             self.engine.requeue_undone(taken, error)
             raise
 
-    def _take_and_turn(self, taken: list[Request]) -> None:
-        turns = self.engine
-        if self._crowd > 2 and len(self._inbox) < self._crowd and self._syncs:
-            with suppress(Empty):  # those who were just answered are about to ask again: one sync for all of them
+    def _take_and_run(self, taken: list[Request]) -> None:
+        engine = self.engine
+        if self._last_count > 2 and len(self._pending) < self._last_count and self._syncs:
+            with suppress(Empty):  # callers that were just answered send their next requests: one sync for all
                 self._gathering.get(timeout=GATHER_SECONDS)
-        self._inbox.take(TAKE, taken)
-        self._crowd = len(taken)
-        now = turns.clock.read().elapsed
+        self._pending.take(MAX_REQUESTS, taken)
+        self._last_count = len(taken)
+        now = engine.clock.read().elapsed
         for request in taken:
             if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | AwaitRequest):
-                request.finish(error=not_reached_error(turns.name))
-        before = turns.produced
-        turns.turn([request for request in taken if not request.done] if taken else taken, now)
-        self._syncs = bool(turns.io_to_dispatch)
-        if taken or turns.answered:
-            self.meter.turn(taken, turns.answered, turns.clock.read().elapsed, turns.produced - before)
+                request.finish(error=not_reached_error(engine.name))
+        before = engine.produced
+        engine.turn([request for request in taken if not request.done] if taken else taken, now)
+        self._syncs = bool(engine.io_to_dispatch)
+        if taken or engine.answered:
+            self.meter.turn(taken, engine.answered, engine.clock.read().elapsed, engine.produced - before)
 
     # -- commits -------------------------------------------------------------------------------------
 
-    def _see_off(self, request: Request | None = None) -> PartitionHandle | None:
-        """Have other threads commit the partitions that went out, but for one that the caller of a request waits for itself."""
-        departures = self.engine.io_to_dispatch
-        if not departures and not self.manual_io:
+    def _dispatch_io(self, request: Request | None = None) -> PartitionHandle | None:
+        """Give the I/O of a turn to other threads, except the sync for `request`, which its caller does."""
+        to_dispatch = self.engine.io_to_dispatch
+        if not to_dispatch and not self.manual_io:
             return None
-        mine = None
+        own = None
         if request is not None and self._threaded:
-            mine = next((one for one in departures if one.job is None and not one.avoid_until and _waits_for(one, request)), None)
-        others = [member for member in departures if member is not mine and member.in_io]
-        if mine is not None:
-            mine.waiting_thread = threading.get_ident()
+            own = next((one for one in to_dispatch if one.job is None and not one.avoid_until and _waits_for(one, request)), None)
+        others = [handle for handle in to_dispatch if handle is not own and handle.in_io]
+        if own is not None:
+            own.waiting_thread = threading.get_ident()
         self._commit(others, None)
-        departures.clear()
-        return mine
+        to_dispatch.clear()
+        return own
 
-    def _commit(self, members: Sequence[PartitionHandle], mine: PartitionHandle | None) -> None:
-        """Have members committed that are out: the one that is `mine` by this thread."""
+    def _commit(self, handles: Sequence[PartitionHandle], own: PartitionHandle | None) -> None:
+        """Have the I/O of partitions done: that of `own` by this thread, the others by disk threads."""
         if not self._threaded:
-            self._commit_by_hand(members)
+            self._run_io_by_hand(handles)
             return
-        by_log = {id(member.log): member for member in members if member.job is None}
-        for member in members:
-            if member.job is not None:
-                self._disk.run_job(self.engine.incarnation, member.number, partial(self._claim_and_work, member))
-        logs = [member.log for member in by_log.values()]
+        by_log = {id(handle.log): handle for handle in handles if handle.job is None}
+        for handle in handles:
+            if handle.job is not None:
+                self._disk.run_job(self.engine.incarnation, handle.number, partial(self._claim_and_run, handle))
+        logs = [handle.log for handle in by_log.values()]
         if logs:
             self._disk.commit(
                 logs,
                 lambda log: by_log[id(log)].claim(),
                 lambda log, failure: self._synced(by_log[id(log)], failure),
-                mine.log if mine is not None else None,
+                own.log if own is not None else None,
             )
 
-    def _commit_by_hand(self, members: Sequence[PartitionHandle]) -> None:
-        for member in members:
-            if member not in self.manual_io:
-                member.io_began_at = max(1, member.io_since)
-                self.manual_io.append(member)
-        for member in [*self.manual_io]:
-            if not self.stays_in_io(member):
-                self.run_io(member)
+    def _run_io_by_hand(self, handles: Sequence[PartitionHandle]) -> None:
+        for handle in handles:
+            if handle not in self.manual_io:
+                handle.io_began_at = max(1, handle.io_since)
+                self.manual_io.append(handle)
+        for handle in [*self.manual_io]:
+            if not self.stays_in_io(handle):
+                self.run_io(handle)
 
-    def run_io(self, member: PartitionHandle) -> None:
-        """Without threads: do what a member is out for, and take it back."""
+    def run_io(self, handle: PartitionHandle) -> None:
+        """Without threads: do the I/O of a partition, and answer the requests that waited for it."""
         try:
-            if member.job is not None:
-                member.run_job()
+            if handle.job is not None:
+                handle.run_job()
             else:
-                sync(member.log, lambda log, failure: member.after_sync(failure))
+                sync(handle.log, lambda log, failure: handle.after_sync(failure))
         except KeyboardInterrupt:
-            member.set_recovery_job()
+            handle.set_recovery_job()
             raise
-        self.manual_io.remove(member)
-        self._land(member)
+        self.manual_io.remove(handle)
+        self._end_io(handle)
 
-    def _synced(self, member: PartitionHandle, failure: StorageFailed | None) -> None:
-        member.after_sync(failure)
-        self._land(member)
+    def _synced(self, handle: PartitionHandle, failure: StorageFailed | None) -> None:
+        handle.after_sync(failure)
+        self._end_io(handle)
 
-    def _claim_and_work(self, member: PartitionHandle) -> None:
-        if member.claim():
-            self._work(member)
+    def _claim_and_run(self, handle: PartitionHandle) -> None:
+        if handle.claim():
+            self._run_job(handle)
 
-    def _work(self, member: PartitionHandle) -> None:
-        """A job of a member, in a thread of its disk."""
+    def _run_job(self, handle: PartitionHandle) -> None:
+        """Run the job of a partition, in a disk thread."""
         try:
-            member.run_job()
-        except Exception as error:  # a mistake of ours: the partition is opened anew, and those who wait for it are told
+            handle.run_job()
+        except Exception as error:  # a bug: the partition is reopened, and waiting requests fail
             _log.exception("a commit of queue %r went wrong", self.engine.name)
-            member.io_error = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
-            if member.partition is not None:
-                member.partition.failed = True
-        self._land(member)
+            handle.io_error = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+            if handle.partition is not None:
+                handle.partition.failed = True
+        self._end_io(handle)
 
-    def _land(self, member: PartitionHandle) -> None:
-        """Take a member back whose commit or job is over, and let somebody go on."""
-        turns = self.engine
-        member.waiting_thread = 0
-        turns.io_finished.append(member)
+    def _end_io(self, handle: PartitionHandle) -> None:
+        """Take a partition back whose I/O is over, and have the next turn run if there is one to run."""
+        engine = self.engine
+        handle.waiting_thread = 0
+        engine.io_finished.append(handle)
         with self._turning:
-            if turns.io_finished:
-                turns.finish_io(turns.clock.read().elapsed)
-                if turns.answered:
-                    self.meter.turn((), turns.answered, turns.clock.read().elapsed, 0)
-        self._pass_on()
+            if engine.io_finished:
+                engine.finish_io(engine.clock.read().elapsed)
+                if engine.answered:
+                    self.meter.turn((), engine.answered, engine.clock.read().elapsed, 0)
+        self._start_next()
         if self._ending is not None:
             self._ending.put(None)
 
-    def _finish_others(self) -> None:
-        """An interrupt came: commits that this thread was to wait for are brought to their end by others."""
+    def _hand_over_io(self) -> None:
+        """After an interrupt of this thread: have other threads finish the I/O that it had to do or dispatch."""
         if not self._threaded:
-            return  # the next turn sees to them
+            return  # the next turn does it
         me = threading.get_ident()
         with self._turning:
-            orphans = [
-                member
-                for member in self.engine.handles_in_io.values()
-                if member.waiting_thread == me or member in self.engine.io_to_dispatch
+            unfinished = [
+                handle
+                for handle in self.engine.handles_in_io.values()
+                if handle.waiting_thread == me or handle in self.engine.io_to_dispatch
             ]
             self.engine.io_to_dispatch.clear()
-            for member in orphans:
-                was_mine, member.waiting_thread = member.waiting_thread == me, 0
-                if not member.in_io:
-                    self.engine.handles_in_io.pop(member.number, None)
-                elif member not in self.engine.io_finished and (member.claim() or was_mine):
-                    member.set_recovery_job()
-                    self._disk.run_job(self.engine.incarnation, member.number, partial(self._work, member))
+            for handle in unfinished:
+                was_own, handle.waiting_thread = handle.waiting_thread == me, 0
+                if not handle.in_io:
+                    self.engine.handles_in_io.pop(handle.number, None)
+                elif handle not in self.engine.io_finished and (handle.claim() or was_own):
+                    handle.set_recovery_job()
+                    self._disk.run_job(self.engine.incarnation, handle.number, partial(self._run_job, handle))
 
-    def _pass_on(self) -> None:
-        """After a turn: somebody must lead the next one, if there is a reason for it, now or later."""
-        if self._inbox and self._inbox.wake_one():
+    def _start_next(self) -> None:
+        """After a turn: wake a thread that runs the next one, or plan it, if one is needed."""
+        if self._pending and self._pending.wake_one():
             return
         if self.engine.wants_turn and any(request.wake() for request in self.engine.deferred):
             return
@@ -326,22 +324,22 @@ class Loop:
             self.wake()
             return
         next_run = self.engine.next_run
-        if next_run is not None and (self.wakes_at is None or next_run < self.wakes_at) and self._runs_by_itself:
+        if next_run is not None and (self.wakes_at is None or next_run < self.wakes_at) and self._uses_runners:
             self._runners.plan(self, next_run)
 
-    # -- turns that nobody calls for -----------------------------------------------------------------
+    # -- turns of runners ----------------------------------------------------------------------------
 
     @property
-    def _runs_by_itself(self) -> bool:
+    def _uses_runners(self) -> bool:
         return self._threaded and not self._closed
 
     def wake(self) -> None:
-        """Let a runner look what there is to do."""
-        if self._runs_by_itself:
+        """Have a runner run a turn."""
+        if self._uses_runners:
             self._runners.wake(self)
 
     def run(self) -> None:
-        """A turn, in a runner's thread."""
+        """Run a turn in a runner's thread. Does not raise."""
         try:
             with self._turning:
                 if self._closed:
@@ -349,61 +347,57 @@ class Loop:
                 try:
                     self._turn()
                 finally:
-                    self._see_off()
-        except Exception:  # the turn has told its callers and set its partitions aside; the next one may do better
+                    self._dispatch_io()
+        except Exception:  # the turn was undone and its callers were answered or wait for the next one
             _log.exception("a turn of queue %r went wrong", self.engine.name)
-        self._pass_on()
+        self._start_next()
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------
 
-    def run_between_turns(self, look: Callable[[QueueEngine], Any]) -> Any:
-        """Run a function between two turns, without one."""
+    def run_between_turns(self, function: Callable[[QueueEngine], Any]) -> Any:
+        """Run a function while no turn runs."""
         with self._turning:
-            return look(self.engine)
+            return function(self.engine)
 
     def close(self, error: PenstockError | None = None) -> None:
-        """Answer everyone, make everything durable, let go. Who still waits gets `error`."""
+        """Run the pending requests, make everything durable and close the partitions. Waiting requests get `error`."""
         if self._closed:
             return
-        self._inbox.closed = True
+        self._pending.closed = True
         self._ending = SimpleQueue()
-        while not self._close_unless_out(error):
+        while not self._try_close(error):
             with suppress(Empty):
                 self._ending.get(timeout=CLOSE_SECONDS)
 
-    def _close_unless_out(self, error: PenstockError | None) -> bool:
-        """Serve who came before the end, if that can be done at once, and close; but not while a commit is under way."""
-        turns = self.engine
+    def _try_close(self, error: PenstockError | None) -> bool:
+        """Run the pending requests and close, unless a partition is in I/O; whether it is closed."""
+        engine = self.engine
         with self._turning:
             if self._closed:
                 return True
-            while self._inbox or turns.io_finished or (turns.deferred and not turns.handles_in_io):
+            while self._pending or engine.io_finished or (engine.deferred and not engine.handles_in_io):
                 with suppress(PenstockError):
                     self._turn()
-                    self._see_off()
-            for member in [*self.manual_io]:
-                self.run_io(member)
-            if turns.handles_in_io:
+                    self._dispatch_io()
+            for handle in [*self.manual_io]:
+                self.run_io(handle)
+            if engine.handles_in_io:
                 return False
             self._closed = True
             try:
-                turns.refuse_all(error or queue_closed_error(turns.name))
+                engine.refuse_all(error or queue_closed_error(engine.name))
             finally:
-                turns.close()
+                engine.close()
             return True
 
     def abandon(self) -> None:
-        """In a forked child: this loop is its parent's."""
+        """Close without I/O in a forked child: the partitions are its parent's."""
         self._closed = True
-        self._inbox.closed = True
+        self._pending.closed = True
 
     def __repr__(self) -> str:
         return f"Loop({self.engine.name!r}, {len(self.engine.handles)} partitions{', closed' if self._closed else ''})"
 
 
-def _waits_for(member: PartitionHandle, request: Request) -> bool:
-    return any(waiting.request is request for waiting in member.pending_answers)
-
-
-def not_reached_error(name: str) -> QueueBusy:
-    return QueueBusy(f"queue {name!r} did not get to the request in time; nothing was done, try again in a moment")
+def _waits_for(handle: PartitionHandle, request: Request) -> bool:
+    return any(waiting.request is request for waiting in handle.pending_answers)

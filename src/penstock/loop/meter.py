@@ -1,7 +1,7 @@
-"""What a queue did: counters, and how long callers waited.
+"""Metrics of a queue: counters, and how long callers waited.
 
-Owns: `Meter` and `Histogram`. Cheap enough to be always on: a few additions per request. Latencies fall into buckets that grow by a
-quarter each, so a quantile is right to within about a tenth.
+Owns: `Meter` and `Histogram`. Always on: it costs a few additions per request. Each latency bucket is a quarter wider
+than the one before, so a quantile is right to within about a tenth.
 """
 
 import math
@@ -16,7 +16,7 @@ _LOG_GROWTH = math.log(GROWTH)
 
 
 class Histogram:
-    """How often something took about how many microseconds."""
+    """Counts of durations, in buckets."""
 
     __slots__ = ("counts", "total", "worst")
 
@@ -33,7 +33,7 @@ class Histogram:
             self.worst = microseconds
 
     def quantile(self, share: float) -> float:
-        """So many microseconds or fewer in that share of all cases; 0 when there were none."""
+        """The duration in microseconds that a share of all cases did not exceed; 0 without any."""
         wanted = share * self.total
         seen = 0
         for at, number in enumerate(self.counts):
@@ -54,7 +54,7 @@ class Meter:
         self.latencies: dict[str, Histogram] = {}
 
     def turn(self, taken: Sequence[Request], answered: Sequence[Request], now: int, produced: int) -> None:
-        """Note what a turn took in and what it answered."""
+        """Count the requests that a turn took and those that it answered."""
         self.turns += 1
         if produced:
             self._items("produced", produced)
@@ -70,7 +70,7 @@ class Meter:
             if isinstance(request, SettleRequest):
                 self._settled(request)
             elif isinstance(request, LeaseRequest) and request.answer:
-                self._items("leased", sum(handed.granted.count for handed in request.answer))
+                self._items("leased", sum(part.granted.count for part in request.answer))
 
     def _settled(self, request: SettleRequest) -> None:
         done = 0

@@ -1,15 +1,17 @@
-"""One partition at work: its rules over its log.
+"""One partition: runs commands on its state and writes the records to its log.
 
-Owns: `Partition`, the only place where a state and its log meet.
-    run(command)   decide and apply in memory, as often as wanted      (no answer may leave yet)
-    prepare()      append what was decided; says whether it must be synced before its answers may leave
-    commit()       prepare, sync if need be, and keep house: then answers may leave. Or the sync is left to others, and `landed` ends it
-    read(runs)     the bytes of items
-Opening is replay through the same `apply`. After a failed write the memory is thrown away and rebuilt from what is synced (`reopen`);
-nothing is ever retried into success. A turn that only gave out leases needs no sync: if a power cut takes the record, the item is leased
-anew, and the epoch keeps its token from being given twice. If a failed write takes it, `reopen` appends it again: its holder is at work.
-What another log is to record about this partition is read through `committed`, which refuses while any of it could still be undone.
-Single-threaded: whoever runs the turn.
+Owns: `Partition`, the only module that changes a state and its log together.
+    run(command)     decide a command and apply its records in memory; the answer may not be sent yet
+    begin_commit()   append the records; gives whether a sync must follow before answers are sent
+    commit()         begin_commit, sync if needed, end_commit: then answers may be sent. Another thread may do
+                     the sync and `end_commit`
+    items(runs)      the items of runs of offsets
+Opening replays the log with the same `apply`. After a failed write the state is rebuilt from what is synced (`reopen`);
+a write is never repeated. A turn that only leased needs no sync: if a power cut loses the record, the item is leased
+again, and the epoch in the lease number keeps two leases apart. If a failed write loses it, `reopen` appends it again,
+because its holder works on the item.
+What another log records about this partition is read through `committed`, which fails while some of it could be undone.
+One thread at a time: the one that runs the turn, or that does its I/O.
 """
 
 import contextlib
@@ -45,30 +47,31 @@ from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, 
 from penstock.words.limits import MIB, Policy
 
 DUE_ITEMS = 2_000
+"""Items whose timers run in one turn; the rest waits for the next, so that other partitions are served in between."""
 CHECKPOINT_FRAMES = 50_000
-"""Frames after which a checkpoint is worth it: a second or two of replay."""
+"""Frames after which a checkpoint is written: a second or two of replay."""
 CLOSE_FRAMES = 2
-"""At closing no checkpoint, and at any time no rotation by age, is worth it when nothing happened but the opening."""
+"""With no more frames than an opening writes, no checkpoint is written at closing, and age causes no rotation."""
 FRAME_WORTH_BYTES = 50
-"""So many bytes of checkpoint cost about as much to write as one frame to replay."""
+"""Writing so many bytes of a checkpoint takes about as long as replaying one frame."""
 NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
 Appended: TypeAlias = tuple[int, list[Record], Moment]
-"""The sequence of the last frame that holds them, records, and their time."""
+"""The sequence of the records' last frame, the records, and their time."""
 _NEEDS_NO_SYNC = (Leased, PassedOver, RequestAnswered, ProgressSet)
 
 
 class DroppedBuried(NamedTuple):
-    """Buried items that a pass of retention took."""
+    """Buried items that one run of retention deleted."""
 
     items: int
     first: int
     last: int
-    """Offsets of the first and the last of them."""
+    """Offsets of the first and the last."""
 
 
 class Partition:
-    """A state, its log, and the time."""
+    """A partition's state and log, open for writing."""
 
     def __init__(
         self,
@@ -82,27 +85,27 @@ class Partition:
     ) -> None:
         self.log = log
         self.state = State()
-        self.gaps: list[Gap] = []  # the damage met since it was opened
+        self.gaps: list[Gap] = []  # damage found since it was opened
         self.became_ready: list[int] = []
-        """Runs of the items with keys that became ready in the last `due`."""
+        """Runs of the keyed items that the last `due` made ready."""
         self.records_applied = 0
-        """Records applied here, live: it tells whether anything happened."""
+        """Number of records applied since it was opened, without replayed ones: a change shows activity."""
         self._clock = clock
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
-        self._floor = FreeSpaceCheck(log, min_free_bytes)
+        self._free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
-        """Buried items that retention took and nobody has told of yet: whoever does takes them off."""
+        """Buried items that retention deleted; the caller logs them and clears the list."""
         self.maintenance_error: StorageFailed | None = None
-        """Why keeping the files in order failed, if it did and nobody has told of it yet."""
-        self._timetable = RetentionSchedule()
-        self._room = 0
+        """The error of rotation, checkpoint or retention, until the caller has logged it."""
+        self._schedule = RetentionSchedule()
+        self._segment_room = 0
         self._segment_base = 0
         self._segment_started = 0  # by elapsed time
         self._unreplayed = 0
-        self._frames = ItemCache(log)
-        self._blocks = BlockCache(self._frames)
+        self._items = ItemCache(log)
+        self._blocks = BlockCache(self._items)
         self._staged: list[Record] = []  # decided and applied, not yet appended
         self._appended: list[Appended] = []  # since the last commit
         self._answered: list[Appended] = []  # committed without a sync, and not synced since
@@ -110,11 +113,11 @@ class Partition:
         self.owes_sync = False  # the next commit syncs
         self._fetched = False
         self.failed = False
-        """It must be reopened before it can go on."""
+        """Whether it must be reopened before it can be used."""
         self._undone = False
-        self._midway = False  # a part of this turn was committed before its end
-        self._failure: StorageFailed | None = None  # for which this turn is, or was, undone
-        self._unsaid: PenstockError | None = None
+        self._partly_committed = False  # a part of this turn is committed
+        self._failure: StorageFailed | None = None  # why this turn is or was undone
+        self._commit_error: PenstockError | None = None
         self._closed = False
         self._open()
 
@@ -127,18 +130,18 @@ class Partition:
         state, raw = self.state, self._clock.read()
         shift, rebooted = elapsed_shift(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
-        self._frames.clear()
+        self._items.clear()
         self._blocks.clear()
-        self._timetable.opened(self._turn.elapsed)
-        if self.log.wants_base or self.gaps:  # what was made of the damage is said once, in a Base
+        self._schedule.opened(self._turn.elapsed)
+        if self.log.wants_base or self.gaps:  # a Base records what was found lost
             self._rotate()
         else:
             newest = self.log.newest()
             self._plan_rotation(0, newest.base_offset, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
-        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may have been an opening
-        if not self.gaps:  # behind damage they may not fit any more: their holders are refused at their next call
+        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may be an opening
+        if not self.gaps:  # after damage the records may not fit: their holders will be refused
             now = self._turn
-            for _, records, then in unwritten:  # as they were: what they say of time counts from then
+            for _, records, then in unwritten:  # at their own time: deadlines count from it
                 self._turn = then
                 self._stage(records)
                 self._append()
@@ -149,48 +152,49 @@ class Partition:
             self.run(Configure(self._policy))
             self._append()
         self.log.sync()
-        self._note_synced()
-        self._policy = None  # said once: a reopening must not undo what was configured since
+        self._clear_unsynced()
+        self._policy = None  # once: reopening must not undo a later Configure
         self.failed = self._undone = False
 
     def reopen(self) -> None:
-        """After a failure: forget what is not synced and begin again from what is. Leases that were answered are appended again."""
+        """After a failure: rebuild the state from what is synced. Leases that were answered are appended again."""
         self._staged, self._appended = [], []
-        self._begin_again()
+        self._reset_and_open()
 
     def finish_interrupted_commit(self) -> None:
-        """After an interrupt in the middle of `commit`: everything run before it is in the log when this returns, durably.
+        """After an interrupt in `commit`: write everything that was run, durably.
 
-        Only for an interrupt, which says nothing of the storage: what a failed write takes back is never written again.
+        Only for interrupts: after a failed write nothing is written again. Raises StorageFailed when the turn is
+        undone.
         """
-        if self._failure is not None or self._undone:  # the interrupt came while that was being undone, or before anybody was told of it
+        if self._failure is not None or self._undone:  # interrupted while a failure was handled
             self.reopen()
             raise self._failure or StorageFailed("storage failed during the turn and everything in it was undone; run it again")
         self._answered += [*self._appended, (NOT_WRITTEN, self._staged, self._turn)]
         self._staged, self._appended = [], []
-        self._begin_again()
+        self._reset_and_open()
 
-    def _begin_again(self) -> None:
+    def _reset_and_open(self) -> None:
         self.failed = True
-        self._unsaid = None
+        self._commit_error = None
         answered = [*self._answered]
         try:
             self.log.reset()
             self.owes_sync = False
             self._open(answered)
         except BaseException:
-            self._answered = answered  # still owed to their holders: the next attempt appends them
+            self._answered = answered  # the next attempt appends them
             raise
 
     def close(self) -> None:
-        """Write what is owed, leave a checkpoint so that the next opening is quick, and let go of the log."""
+        """Commit, write a checkpoint and a summary so that the next opening is quick, and close the log."""
         if self._closed:
             return
         try:
             if not self.failed:
                 self.owes_sync = self.owes_sync or self.log.unsynced
                 self.commit()
-                with contextlib.suppress(PenstockError):  # they only make the next opening quicker, or spare it
+                with contextlib.suppress(PenstockError):  # optional: they only make the next opening quicker
                     if self._unreplayed > CLOSE_FRAMES:
                         self._checkpoint()
                     self.log.write_summary(summary.dump(self.summary()))
@@ -199,9 +203,9 @@ class Partition:
             self.log.close()
 
     def summary(self) -> Summary:
-        """What is worth knowing of it once it is closed."""
+        """What its queue needs to know while it is closed."""
         segments = self.log.segments()
-        self._timetable.learn(segments, self.now().elapsed)
+        self._schedule.note_segments(segments, self.now().elapsed)
         found = summary.summarize(self.state, sum(facts.size_bytes for facts in segments))
         due = [when for when in (found.due_elapsed, self.next_retention()) if when is not None]
         found.due_elapsed = min(due, default=None)
@@ -209,13 +213,13 @@ class Partition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way that needs it open."""
+        """Whether nothing needs it open."""
         return self.is_committed and not self._answered and not self.log.unsynced and not summary.must_stay_open(self.state)
 
     # -- the turn ------------------------------------------------------------------------------------
 
     def now(self) -> Moment:
-        """The time of the turn: one for everything between two commits, as one frame carries it."""
+        """The time of the turn: the same from its first record to the commit, because a frame has one time."""
         if not self._staged:
             state, raw = self.state, self._clock.read()
             elapsed, last = raw.elapsed + state.clock_shift, state.moment.elapsed
@@ -223,14 +227,14 @@ class Partition:
         return self._turn
 
     def run(self, command: Command, rounds: int = 0) -> Answer:
-        """Decide a command and apply it in memory. The answer may leave after `commit`.
+        """Decide a command and apply it in memory. The answer may be sent after `commit`.
 
-        With `rounds`, a lease that must look through much gives up after so many and answers `AskAgain`: commit, then ask again.
-        A storage failure in here undoes everything run since the last commit, and `commit` will say so too.
+        With `rounds`, a lease that must search long gives up after so many rounds and answers `AskAgain`: commit, then
+        run it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
         """
-        self._usable()
-        if self._floor.bytes and type(command) is Produce and command.source is None:
-            self._floor.check()
+        self._check_usable()
+        if self._free_space.bytes and type(command) is Produce and command.source is None:
+            self._free_space.check()
         now = self.now()
         if self._fetched:
             self._blocks.trim()
@@ -247,8 +251,8 @@ class Partition:
                 return answer
 
     def due(self, limit: int = DUE_ITEMS) -> int:
-        """Do what came due by itself, about `limit` items of it; says how many records that took."""
-        self._usable()
+        """Run expired timers, for about `limit` items; gives the number of records."""
+        self._check_usable()
         now = self.now()
         while True:
             try:
@@ -261,7 +265,7 @@ class Partition:
                 return len(records)
 
     def begin_commit(self) -> bool:
-        """Write what is staged. Whether a sync must follow (or an undoing, when this went wrong: `landed` says so)."""
+        """Append the staged records. Gives whether `end_commit` must follow: for a sync, or because this failed."""
         if self.failed or self._closed:
             return True
         if not self._undone:
@@ -269,36 +273,36 @@ class Partition:
         try:
             self._flush()
         except PenstockError as error:
-            self._unsaid = error
-        if self._unsaid is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
+            self._commit_error = error
+        if self._commit_error is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
             return True
         if not self.owes_sync:
             self._answered += self._appended
             self._appended.clear()
-            self._midway = False
+            self._partly_committed = False
             return False
         if self.log.waits_for_disk:
             return True
         return not self._sync_at_once()
 
     def _sync_at_once(self) -> bool:
-        """Where a sync waits for no disk there is nothing to go out for. Whether it went well."""
+        """Sync a log whose sync waits for no disk; whether it succeeded."""
         try:
             self.log.sync()
         except StorageFailed as error:
             try:
                 self._fail(error)
             except PenstockError as failure:
-                self._unsaid = failure
+                self._commit_error = failure
             self._undone = True
             return False
-        self._note_synced()
+        self._clear_unsynced()
         return True
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time for another segment."""
-        if self._room <= 0:
+        """Whether the newest segment is full or old, so that a new one begins."""
+        if self._segment_room <= 0:
             return True
         if self._turn.elapsed < self._segment_started + min(self._segment_age, LEAST_ROTATION_AGE):
             return False
@@ -307,11 +311,11 @@ class Partition:
         elif self._unreplayed > CLOSE_FRAMES:
             age = self._segment_age
         else:
-            return False  # one that holds next to nothing
+            return False  # almost empty
         return self._turn.elapsed >= self._segment_started + age
 
     def commit(self) -> None:
-        """Everything run so far is in the log when this returns, and durable unless it was only leasing."""
+        """Write everything run so far: durable when this returns, except leases. Raises when the turn was undone."""
         if not self.begin_commit():
             return
         failure = None
@@ -324,115 +328,116 @@ class Partition:
 
     @property
     def can_sync(self) -> bool:
-        """After `prepare`: whether all went well so far, so that the log can be synced."""
-        return self._unsaid is None and not self._undone and not self.failed and not self._closed
+        """After `begin_commit`: whether the log can be synced because nothing has failed."""
+        return self._commit_error is None and not self._undone and not self.failed and not self._closed
 
     def end_commit(self, failure: StorageFailed | None) -> None:
-        """The sync is over: keep house, or undo what was run since the last commit and say so."""
-        unsaid, self._unsaid = self._unsaid, None
-        midway, self._midway = self._midway, False
-        if self.failed and midway:
+        """After the sync: rotate or write a checkpoint if needed. After a failure: undo the turn and raise."""
+        commit_error, self._commit_error = self._commit_error, None
+        partly_committed, self._partly_committed = self._partly_committed, False
+        if self.failed and partly_committed:
             raise OutcomeUnknown("storage failed after a part of the turn was stored; repeat with the same request id")
-        if unsaid is not None and not isinstance(unsaid, StorageFailed):
-            raise unsaid
-        self._usable()
+        if commit_error is not None and not isinstance(commit_error, StorageFailed):
+            raise commit_error
+        self._check_usable()
         if self._undone:
             self.reopen()
-            raise StorageFailed(f"storage failed during the turn and everything in it was undone ({unsaid or 'reading'}); run it again")
+            raise StorageFailed(
+                f"storage failed during the turn and everything in it was undone ({commit_error or 'reading'}); run it again"
+            )
         if failure is not None:
             self._fail(failure)
-        self._note_synced()
+        self._clear_unsynced()
         full = self.is_full
         if full or self._unreplayed > CHECKPOINT_FRAMES:
-            self._keep_house(self._rotate_and_tidy if full else self._checkpoint)
+            self._maintain(self._rotate_and_retain if full else self._checkpoint)
 
     def sync_and_publish(self) -> None:
-        """Nothing more to do just now: commit, sync what could wait as the durability mode says, tell readers how far the log goes."""
+        """Commit, sync what was not synced yet, and publish the position up to which readers may read."""
         self.commit()
         if self.failed:
-            return  # the turn is stored; keeping house failed behind it
+            return  # the turn is stored; maintenance failed
         try:
             if self.log.durability == "interval":
                 self.log.force_sync()
             else:
                 self.log.sync()
-            self._note_synced()
+            self._clear_unsynced()
             self.log.publish()
         except StorageFailed as error:
             if self.log.durability != "fsync":
                 self._fail(error)
-            with contextlib.suppress(PenstockError):  # the turn was durable before this: its answers stand
+            with contextlib.suppress(PenstockError):  # the turn was durable before: its answers are right
                 self.reopen()
 
     @property
     def is_committed(self) -> bool:
-        """Whether nothing of the state could still be undone by a failed write, but for leases that were given lately, and nobody waits
-        to be told that something was."""
-        return not (self._staged or self._appended or self.owes_sync or self.failed or self._undone or self._unsaid)
+        """Whether a failed write can undo nothing but unsynced leases, and no failure is still to be reported."""
+        return not (self._staged or self._appended or self.owes_sync or self.failed or self._undone or self._commit_error)
 
     @property
     def committed(self) -> State:
-        """The state, for what another log is to record. It is a mistake to ask while some of it could still be undone."""
+        """The state, for use by another log. AssertionError while some of it could be undone."""
         if not self.is_committed:
-            raise AssertionError(f"partition {self.log.partition} has changes that are not committed; no other log may rest on them")
+            raise AssertionError(f"partition {self.log.partition} has changes that are not committed; no other log may use them")
         return self.state
 
     def make_durable(self) -> None:
-        """Make what is committed really durable, in every durability mode: another log is about to record something that rests on it."""
+        """Sync to the disk in every durability mode, because another log will record something that depends on it."""
         try:
             self.log.force_sync()
-            self._note_synced()
+            self._clear_unsynced()
         except StorageFailed as error:
             self._fail(error)
 
-    def _note_synced(self) -> None:
-        """Everything appended so far is durable, as the durability mode promises."""
+    def _clear_unsynced(self) -> None:
+        """Forget the unsynced records: everything appended is synced."""
         self.owes_sync = False
         self._appended.clear()
         self._answered.clear()
 
-    def _usable(self) -> None:
+    def _check_usable(self) -> None:
         if self._closed:
             raise BrokerClosed("the partition is closed; open it again")
         if self.failed:
-            raise StorageFailed("the partition failed before and could not go on; reopen it, then try again")
+            raise StorageFailed("the partition failed before; reopen it, then try again")
 
     def _fail(self, error: StorageFailed) -> NoReturn:
-        """Go back to what is synced. If even that fails, nobody can say what will be found."""
+        """Reopen from what is synced and raise the error; OutcomeUnknown when reopening fails."""
         self._failure = error
         try:
             self.reopen()
         except PenstockError as worse:
             what = f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id"
-            self._unsaid = OutcomeUnknown(what)  # for the others of this turn
+            self._commit_error = OutcomeUnknown(what)  # for the other requests of this turn
             raise OutcomeUnknown(what) from worse
         raise error
 
-    def _keep_house(self, work: Callable[[], object]) -> None:
-        """The turn is stored, so its answers stand even if this fails: the partition goes on from what is synced, or fails next time."""
+    def _maintain(self, work: Callable[[], object]) -> None:
+        """Rotate, checkpoint or retain after a commit. A failure does not fail the turn: the partition is reopened."""
         try:
             work()
         except StorageFailed as error:
             self.maintenance_error = error
             with contextlib.suppress(PenstockError):
                 self.reopen()
-            self._timetable.postpone(self.now().elapsed, self.state.policy.retention)
-        except InvalidRequest:  # a state too large for one frame: the segment goes on
+            self._schedule.postpone(self.now().elapsed, self.state.policy.retention)
+        except InvalidRequest:  # the state is too large for one frame: stay in this segment
             self._plan_rotation(self._segment_bytes, self._segment_base, self._turn.elapsed)
-            self._timetable.postpone(self._turn.elapsed, self.state.policy.retention)
-        except BaseException:  # an interrupt: the log may be half way into another segment
+            self._schedule.postpone(self._turn.elapsed, self.state.policy.retention)
+        except BaseException:  # an interrupt: the rotation may be unfinished
             self.failed = True
             raise
 
-    def _rotate_and_tidy(self) -> None:
+    def _rotate_and_retain(self) -> None:
         self._rotate()
-        self._tidy(drops=DROPS_AT_ONCE)
+        self._retain(drops=DROPS_AT_ONCE)
 
     def _checkpoint(self) -> None:
-        """So that the next opening need not replay so many frames. A large state waits for more of them: writing it must stay cheap."""
+        """Write a checkpoint, so that opening replays fewer frames. With a large state the next one is later."""
         body = base.dump(self.state)
         self.log.write_checkpoint(body, self.state.moment.elapsed, self.state.moment.wall, self.state.next_offset)
-        self._note_synced()
+        self._clear_unsynced()
         self._unreplayed = -len(body) // FRAME_WORTH_BYTES
 
     def _stage(self, records: Sequence[Record]) -> None:
@@ -441,7 +446,7 @@ class Partition:
                 machine.apply(self.state, record, self._turn)
             self._staged += records
             self.records_applied += len(records)
-        except BaseException:  # an interrupt, or a mistake of ours: the state may be half changed and must not be used
+        except BaseException:  # an interrupt or a bug: the state may be half changed
             self.failed = True
             raise
 
@@ -450,7 +455,7 @@ class Partition:
             self._write()
         except StorageFailed:
             raise
-        except BaseException:  # state and log may differ now
+        except BaseException:  # the state and the log may differ
             self.failed = True
             raise
 
@@ -458,25 +463,25 @@ class Partition:
         staged = self._staged
         for record in staged:
             if type(record) is Produced:
-                self._frames.put(record, self._turn.wall)
+                self._items.put(record, self._turn.wall)
             if type(record) not in _NEEDS_NO_SYNC or (type(record) is RequestAnswered and record.ids is not None):
                 self.owes_sync = True
         drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)
         group = (self.log.sequence, staged, self._turn)
-        self._appended, self._staged = [*self._appended, group], []  # no interrupt comes between two assignments
-        self._room -= size
-        self._floor.used(size)
+        self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
+        self._segment_room -= size
+        self._free_space.used(size)
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:
-        """Bring blocks to hand; what they may hold is written first, so that it can be read. Gives runs of what turned out to be lost."""
+        """Write the staged records, then read blocks into the cache. Gives runs of items found lost."""
         self._flush()
         self._fetched = True
         return recovery.record_gaps(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
 
     def _flush(self) -> None:
-        """Write what the turn has so far, so that it can be read. If that fails the turn is undone, and `commit` must not say otherwise."""
+        """Append the staged records. If that fails the turn is undone, and `commit` will fail."""
         if self._staged:
             try:
                 self._append()
@@ -487,101 +492,93 @@ class Partition:
                     self._undone = True
 
     def _rotate(self) -> None:
-        """Begin a new segment with a Base. A large Base makes for larger segments, so that writing it stays a small part of the work."""
+        """Begin a new segment with a Base. A large Base makes larger segments, so that few writes are Bases."""
         state = self.state
-        state.ttl.keep(lambda entry: state.completed.missing(entry.start, entry.stop))  # what is resolved has no ttl any more
+        state.ttl.keep(lambda entry: state.completed.missing(entry.start, entry.stop))  # resolved items need no ttl
         body = base.dump(state)
         self.log.rotate(codec.base_draft(body, self._turn, self.state.next_offset))
-        self._note_synced()
+        self._clear_unsynced()
         self._unreplayed = 0
         self._plan_rotation(len(body), state.next_offset, self._turn.elapsed)
 
     def _plan_rotation(self, base_bytes: int, offset: int, started: int) -> None:
-        """The newest segment begins at that offset and was begun at that elapsed time."""
-        self._room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
+        """Note the first offset and the start time of the newest segment, and how much may still be written to it."""
+        self._segment_room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
         self._segment_base, self._segment_started = offset, started
 
     # -- retention -----------------------------------------------------------------------------------
 
-    def apply_retention(self, *, thorough: bool = False) -> RetentionResult:
-        """Let go of what the policy's retention does not ask for. `thorough`: whatever frees anything.
+    def apply_retention(self, *, thorough: bool = False, rotate: bool = False) -> RetentionResult:
+        """Delete resolved items beyond the policy's retention.
 
-        A part of it is done by itself: at every rotation, and, by whoever calls `upkeep` when `next_retention` says so, as time passes.
+        `thorough`: also when little is freed. `rotate`: begin a new segment first. Without this call retention happens
+        at every rotation, and when `apply_due_retention` is called at `next_retention`.
         """
         self._commit_so_far()
         try:
-            return self._tidy(thorough=thorough)
+            if rotate:
+                self._rotate()
+            return self._retain(thorough=thorough)
         except StorageFailed as error:
             self._fail(error)
         except BaseException:
-            self.failed = True  # as in `_keep_house`
+            self.failed = True  # as in `_maintain`
             raise
 
     def compact(self) -> RetentionResult:
-        """Close the newest segment and let go of everything that may go."""
-        self._commit_so_far()
-        try:
-            self._rotate()
-        except StorageFailed as error:
-            self._fail(error)
-        except BaseException:
-            self.failed = True  # as in `_keep_house`
-            raise
-        return self.apply_retention(thorough=True)
+        """Close the newest segment and delete everything that may be deleted."""
+        return self.apply_retention(thorough=True, rotate=True)
 
     def _commit_so_far(self) -> None:
-        """Commit in the middle of a turn. If that fails the turn is undone, and its own `commit` must not say otherwise."""
+        """Commit in the middle of a turn. If that fails the turn is undone, and its own `commit` will fail."""
         try:
             self.commit()
         except PenstockError:
             self._undone = True
             raise
-        self._midway = True
+        self._partly_committed = True
 
     def next_retention(self) -> int | None:
-        """When retention has something to look at, by elapsed time; None: not unless something happens here."""
+        """The elapsed time at which retention must run; None: not before the next change."""
         state = self.state
         retention = state.policy.retention
         if self._closed or self.failed or not retention.max_age:
             return None
         if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
-        return self._timetable.next(retention, self._rotate_at(), self.records_applied)
+        return self._schedule.next(retention, self._rotate_at(), self.records_applied)
 
     def _rotate_at(self) -> int | None:
-        """When the newest segment is closed although nothing is written to it; None when it holds no items."""
+        """When the newest segment is closed because of its age; None when it holds no items."""
         state = self.state
         if state.next_offset == self._segment_base:
             return None
         retention = state.policy.retention
         when = self._segment_started + rotation_age(retention, self._segment_age)
-        if retention.max_segments:  # the rotation may be what drops its items: they must have had their time
+        if retention.max_segments:  # the rotation may delete its items: they must be older than max_age
             when = max(when, state.moment.elapsed + retention.max_age)
         return when
 
     def apply_due_retention(self) -> None:
-        """Do what retention has to do by now: close the newest segment if it is time, let go of some of what is old.
-
-        What was run before is committed first. It stands, whatever becomes of the rest.
-        """
+        """Commit, then close the newest segment if it is old and delete old items. The commit stays if that fails."""
         self.commit()
         if not self.failed:
-            self._keep_house(self._retain_by_age)
+            self._maintain(self._retain_due)
 
-    def _retain_by_age(self) -> None:
+    def _retain_due(self) -> None:
         now, rotate_at = self.now().elapsed, self._rotate_at()
-        if (rotate_at is not None and rotate_at <= now) or self._would_rewrite_the_second(now):
+        if (rotate_at is not None and rotate_at <= now) or self._should_rotate_for_rewrite(now):
             self._rotate()
-        self._tidy(drops=DROPS_AT_ONCE)
+        self._retain(drops=DROPS_AT_ONCE)
 
-    def _would_rewrite_the_second(self, now: int) -> bool:
-        """Whether the last segment but one is worth rewriting, as it can be once another one is begun. An idle queue begins none itself."""
+    def _should_rotate_for_rewrite(self, now: int) -> bool:
+        """Whether a new segment would allow a useful rewrite of the second-newest one: an idle queue begins none."""
         segments = self.log.segments()
         chosen = plan_retention(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
         return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
 
-    def _tidy(self, *, thorough: bool = False, drops: int = 1 << 30) -> RetentionResult:
-        """The record first, durably, then the files: a crash in between leaves bytes too many, never too few."""
+    def _retain(self, *, thorough: bool = False, drops: int = 1 << 30) -> RetentionResult:
+        """Run retention. The record is synced before files change, so that a crash in between loses no item."""
         now, retention = self.now().elapsed, self.state.policy.retention
         chosen = plan_retention(self.log.segments(), self.state, retention, now, thorough=thorough, drops=drops)
         buried = [edge for start, stop in pairs(chosen.forget) for edge in self.state.buried_set.within(start, stop)]
@@ -589,49 +586,49 @@ class Partition:
             self.run(Drop(chosen.forget))
             self._append()
         self.log.sync()
-        self._note_synced()
+        self._clear_unsynced()
         if buried:
             self.dropped_buried.append(DroppedBuried(count(buried), buried[0], buried[-1] - 1))
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
         if size:
-            self._frames.clear()
-        self._timetable.looked(self.log.segments(), now, retention, self.records_applied, chosen)
+            self._items.clear()
+        self._schedule.note_run(self.log.segments(), now, retention, self.records_applied, chosen)
         return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
 
     def read_retained(self, start: int, limit: int) -> RetainedItems:
-        """Up to `limit` retained items from offset `start` on, whatever became of them: what cursors read."""
+        """Up to `limit` retained items from `start` on, in any state."""
         return read_retained(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
-        """The first offset produced at or after a wall time: where to `Seek` or to set a cursor."""
-        self._usable()
+        """The first offset produced at or after a wall time."""
+        self._check_usable()
         return max(self.log.offset_at(wall), self.state.dropped.first_missing(0))
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
-        """The payloads of items, in the order of `runs`; what damage took is left out and put out of the way."""
-        return [payload for held, start, stop in self._read(runs) for payload in held.payloads(start, stop)]
+        """The payloads of items, in the order of `runs`; damaged ones are left out and marked as lost."""
+        return [payload for cached, start, stop in self._read(runs) for payload in cached.payloads(start, stop)]
 
     def items(self, runs: Sequence[int]) -> list[Items]:
-        """Whole items, in the order of `runs`; what damage took is left out and put out of the way."""
-        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in self._read(runs)]
+        """Items in the order of `runs`; damaged ones are left out and marked as lost."""
+        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in self._read(runs)]
 
     def _read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
-        self._usable()
+        self._check_usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
-        if any(type(record) is Produced for record in self._staged):  # else what is asked for is written
+        if any(type(record) is Produced for record in self._staged):  # else the items are written already
             self._flush()
-        found = self._frames.collect(runs)
-        self._lose(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
+        found = self._items.collect(runs)
+        self._mark_lost(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).subtract(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts
 
-    def _lose(self, runs: list[int]) -> None:
-        """Put what damage took out of the way. It is written now, and synced by the next commit."""
+    def _mark_lost(self, runs: list[int]) -> None:
+        """Mark items as lost. The record is written now and synced by the next commit."""
         if runs:
             self.now()
             self._stage([Lost(runs)])
@@ -639,12 +636,12 @@ class Partition:
 
     def explain(self, offset: int) -> Explanation:
         """Why an item is not running."""
-        self._usable()
+        self._check_usable()
         while True:
             try:
                 return explain(self.state, offset, self.now(), self._blocks)
             except MissingBlocks as missing:
-                self._lose(self._fetch(missing.offsets))
+                self._mark_lost(self._fetch(missing.offsets))
 
     def __repr__(self) -> str:
         return f"Partition({self.log.partition}, {self.state!r}{', failing' if self.failed else ''})"

@@ -1,9 +1,9 @@
-"""A partition among the others of its queue: in order, out, slow, failing, or not to be opened.
+"""A queue's handle on one partition: usable, in I/O, slow, failing, or closed.
 
-Owns: `PartitionHandle`, its back-off, and what it does while it is out. A partition is out while its commit, or anything else that waits for its
-disk, runs in some thread: until it has landed nobody looks at it or changes it, and the turns of the others go on. One that does not come
-back for a while is slow, and counts as failing. A partition whose storage fails is left alone for a while, longer each time, and then
-tried again. What it was asked meanwhile is refused with an error that says so and may be repeated.
+Owns: `PartitionHandle`, its back-off and its I/O. A partition is in I/O while its commit or another disk job runs in
+some thread: until that is over no turn reads or changes it, and turns run on the other partitions. In I/O for
+SLOW_AFTER it is slow, and counts as failing. A partition whose storage failed is reopened after a back-off that grows.
+Meanwhile requests for it are refused with an error that may be repeated.
 """
 
 from collections import deque
@@ -24,24 +24,24 @@ FIRST_WAIT = 500 * MILLISECOND
 LAST_WAIT = 5 * SECOND
 GROWTH = 1.5
 JITTER = 0.2
-REST = 200 * MILLISECOND
-"""What "interval" promises: so much may be lost with the machine."""
+PUBLISH_AFTER = 200 * MILLISECOND
+"""Time from a commit to its sync and publishing. In durability mode "interval", a power cut may lose so much."""
 SLOW_AFTER = 500 * MILLISECOND
-"""A partition that is out for longer is slow."""
+"""A partition in I/O for longer is slow."""
 GRACE_AFTER_SLOW = 2 * SECOND
-"""None of its leases ends for so long after a slow partition came back: its holders could not settle them."""
+"""No lease of a slow partition ends for so long after its I/O: its holder could not settle it."""
 PROMPT = 100 * MILLISECOND
-LATE_FOR = 5 * SECOND
-"""A partition whose disk took longer than the one is avoided for the other: by items without a key, and by callers that wait themselves."""
+AVOID_FOR = 5 * SECOND
+"""After a sync of more than PROMPT it is avoided for AVOID_FOR: by items without a key, and by callers' syncs."""
 IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
-"""A partition in which nothing happens for so long is closed: one that takes items, and one that is only kept for what is in it."""
+"""A partition without activity for so long is closed: an active one, and a retired one that takes no new items."""
 CLOSED_WALL_CHECK = 10 * SECOND
 WALL_CHECK = 1 * SECOND
-"""The date may be stepped: what waits for one is looked at this often."""
+"""Wall time may jump, so timers on it are checked this often: of closed and of open partitions."""
 
 
 class PendingAnswer:
-    """A request whose answer waits for partitions to land."""
+    """A request whose answer waits for partitions in I/O."""
 
     __slots__ = ("expires", "failed", "request", "rests_on", "result")
 
@@ -49,138 +49,138 @@ class PendingAnswer:
         self.request = request
         self.result = result
         self.rests_on = rests_on
-        """Numbers of the partitions that have not landed yet."""
+        """Numbers of the partitions that are still in I/O."""
         self.failed: dict[int, PenstockError] = {}
         self.expires = expires
-        """When it is answered although some have not landed; 0 is never."""
+        """When it is answered although some are in I/O; 0 is never."""
 
 
 class PartitionHandle:
     """One partition of a queue."""
 
     def __init__(
-        self, number: int, open_it: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
+        self, number: int, open_partition: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
     ) -> None:
         self.number = number
         self.summary = summary
-        """What is known of it while it is closed. None: it must be opened to know anything."""
+        """The summary of a closed partition. None: it must be opened to learn anything."""
         self.partition: Partition | None = None
         self.error: PenstockError | None = None
         self.fences_ready = True
-        """Whether every slot that the map gives it may be used: not before its fences stand."""
+        """Whether its fences are put up, so that it may take items of every slot it owns."""
         self.touched = False
         self.in_io = False
-        """Whether its commit, or another job, is under way."""
+        """Whether its commit or another disk job runs."""
         self.io_since = 0
         self._unclaimed: list[bool] = []
         self.idle_after = IDLE_AFTER
-        """It is closed when nothing has happened in it for so long."""
+        """It is closed after so long without activity."""
         self.io_began_at = 0
-        """When what it is out for was really begun; 0 while it waits for a thread. Set from any thread."""
+        """When a thread began its I/O; 0 while it waits for a thread. Set from any thread."""
         self.slow = False
-        """Whether it is out for long, or was when it landed last."""
+        """Whether it has been in I/O for long, or was when its last I/O ended."""
         self.avoid_until = 0
-        """Its disk did not answer quickly when it was last asked: until then, those who have a choice avoid it."""
+        """Its last sync was not prompt: until this instant it is avoided."""
         self.job: Callable[[], None] | None = None
-        """What is done while it is out, if that is anything but the sync of its log."""
+        """What its I/O is; None is the sync of its log."""
         self.waiting_thread = 0
-        """The thread that waits for its disk for a request of its own; 0 when it is another."""
+        """The caller's thread that does its I/O; 0 when a disk thread does."""
         self.io_error: PenstockError | None = None
-        """Of what was done while it was out."""
+        """The error of its I/O."""
         self.read_error: PenstockError | None = None
-        """Why items that were leased could not be read: it is left alone for a while once this turn is committed."""
+        """Why leased items could not be read: it counts as failing after the commit of this turn."""
         self.wants_publish = False
-        """Whether it goes out at the end of this turn to sync what needed no sync."""
+        """Whether it is synced and published at the end of this turn."""
         self.wants_close = False
-        """Whether it goes out at the end of this turn to be closed, if nothing happens in it."""
+        """Whether it is closed at the end of this turn, if the turn does not use it."""
         self.was_opened = False
-        """Whether it has landed open after it was closed."""
+        """Whether its last I/O opened it."""
         self.wants_retention = False
-        """Whether it goes out at the end of this turn to let go of what is old."""
+        """Whether retention runs at the end of this turn."""
         self.recovered = False
-        """Whether it has landed in order after it was failing or slow."""
+        """Whether its last I/O succeeded after it was failing or slow."""
         self.pending_answers: deque[PendingAnswer] = deque()
-        """Requests whose answers wait for it to land."""
+        """Answers that wait for its I/O."""
         self.unresolved = (0, 0) if summary is None else (summary.unresolved, summary.size_bytes)
-        """Items that were not resolved when last asked, and bytes."""
+        """Unresolved items and their bytes, when last counted."""
         self.undelivered_leases: list[int] = []
-        """Leases that it gave and nobody got."""
+        """Leases that it granted and that no caller received."""
         self.missed_pause: Pause | None = None
-        """What was said to the whole queue while this one was away."""
+        """A pause given while it was not usable; it is applied when it recovers."""
         self.next_run: int | None = None
         self.transfers_under_way: dict[bytes, int] = {}
-        """destination → sequence of the transfer that is under way, or (negative) when to try again."""
-        self._open_it = open_it
+        """Destination → sequence of the transfer under way, or (negative) when to try again."""
+        self._open_partition = open_partition
         self._clock = clock
         self._chance = chance
         self._failures = 0
         self._retry_at = 0
-        self._rest_at: int | None = None
-        self._seen = -1
+        self._publish_at: int | None = None
+        self._records_seen = -1
         self._idle_since = 0
-        self._idle_changes = -1
+        self._idle_records = -1
 
     @property
     def next_offset(self) -> int:
-        """The next offset it will give, as far as is known and committed."""
+        """The offset of its next item, as far as known and committed."""
         if self.partition is not None:
             return self.partition.state.next_offset if self.is_usable else 0
         return self.summary.next_offset if self.summary is not None else 0
 
     @property
     def fence_version(self) -> int:
-        """The version of the slot map up to which its fences are put up, open or not."""
+        """The version of the slot map for which its fences are put up; also of a closed partition."""
         if self.partition is not None:
             return self.partition.state.fence_version
         return self.summary.fence_version if self.summary is not None else 0
 
     @property
     def has_no_fences(self) -> bool:
-        """Of one that is not open: whether it is known to have none."""
+        """Of a partition that is not open: whether it is known to have no fences."""
         return self.summary is not None and not self.summary.must_stay_open
 
     @property
     def has_ready_items(self) -> bool:
-        """Of one that is closed, or being opened or closed: whether it may have something to lease."""
+        """Of a partition that is closed, being opened or being closed: whether it may have ready items."""
         if self.in_io and self.job == self.close:
             return True
         return self.partition is None and self.summary is not None and self.summary.ready > 0
 
     @property
     def is_opening(self) -> bool:
-        """Whether it is out to be opened."""
+        """Whether it is being opened, and not slow."""
         return self.partition is None and self.is_worth_waiting_for
 
     @property
     def closed(self) -> bool:
-        """Whether it is not open, for no other reason than that nobody needs it."""
+        """Whether it is closed because it was not used, not because it is failing."""
         return self.partition is None and self.error is None and not self.in_io
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be used now."""
+        """Whether it is open, not in I/O and not failing."""
         return self.partition is not None and self.error is None and not self.in_io
 
     @property
     def is_worth_waiting_for(self) -> bool:
-        """Whether it is out, and soon to land."""
+        """Whether it is in I/O and not slow."""
         return self.in_io and self.error is None
 
     @property
     def usable_partition(self) -> Partition:
-        """The partition, or why it cannot be used."""
+        """The partition; raises `refusal` when it cannot be used now."""
         if self.partition is None or self.error is not None or self.in_io:
             raise self.refusal
         return self.partition
 
     @property
     def readable_partition(self) -> Partition | None:
-        """The partition even while it is failing, if what is known of it is true."""
+        """The partition even while it is failing, if its state in memory is right."""
         return None if self.partition is None or self.partition.failed or self.in_io else self.partition
 
     @property
     def log(self) -> Log:
-        """Its log, for whoever commits it while it is out."""
+        """The log of an open partition, in I/O or not."""
         assert self.partition is not None
         return self.partition.log
 
@@ -190,27 +190,17 @@ class PartitionHandle:
 
     @property
     def refusal(self) -> PenstockError:
-        """The error for whoever asks for this partition."""
+        """The error for requests that need this partition while it cannot be used."""
         if isinstance(self.error, CorruptLog):
             return CorruptLog(f"partition {self.number} cannot be opened ({self.error}); the others work")
         if self.error is None:
-            return StorageFailed(f"partition {self.number} is not at hand just now; try again in a moment")
+            return StorageFailed(f"partition {self.number} is being opened, closed or written; try again in a moment")
         if self.in_io and self.slow:
             return StorageFailed(f"partition {self.number} is slow ({self.error}); try again in a moment")
-        return StorageFailed(f"partition {self.number} is failing ({self.error}); it is tried again by itself, so try again in a moment")
-
-    def try_open(self) -> None:
-        """Open it, or reopen it after a failure; whether or not that worked is in `error`."""
-        try:
-            self.reopen()
-            self.error = None
-        except BrokerClosed:
-            raise
-        except PenstockError as error:
-            self.fail(error)
+        return StorageFailed(f"partition {self.number} is failing ({self.error}); it will be reopened; try again in a moment")
 
     def fail(self, error: PenstockError) -> None:
-        """Leave the partition alone for a while."""
+        """Mark it as failing, and set when to reopen it: the back-off grows with each failure."""
         self.error = error
         wait = min(LAST_WAIT, FIRST_WAIT * GROWTH**self._failures)
         wait *= 1 + JITTER * (2 * self._chance() - 1)
@@ -218,10 +208,10 @@ class PartitionHandle:
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
-    # -- out, and back -------------------------------------------------------------------------------
+    # -- I/O -----------------------------------------------------------------------------------------
 
     def start_io(self, job: Callable[[], None] | None = None) -> None:
-        """Go out: with a job, or for the sync of what was appended."""
+        """Mark it as in I/O: with a job, or for the sync of its log."""
         self.job = job
         self.io_error = None
         self.slow = False
@@ -231,26 +221,26 @@ class PartitionHandle:
         self.in_io = True
 
     def claim(self) -> bool:
-        """Begin what it is out for, in whichever thread; False when another one has."""
+        """Begin its I/O in this thread; False when another thread has begun it."""
         try:
-            self._unclaimed.pop()  # only one thread gets it
+            self._unclaimed.pop()  # atomic: one thread gets it
         except IndexError:
             return False
         self.io_began_at = self._clock.read().elapsed
         return True
 
-    def slow_at(self, last_landing: int) -> int:
-        """When it counts as slow. One that waits for a thread is no slower than those that land before it."""
-        return (self.io_began_at or max(self.io_since, last_landing)) + SLOW_AFTER
+    def slow_at(self, last_io_end: int) -> int:
+        """When it counts as slow. While it waits for a thread, the time since other I/O ended counts."""
+        return (self.io_began_at or max(self.io_since, last_io_end)) + SLOW_AFTER
 
-    def mark_slow_if_due(self, now: int, last_landing: int) -> None:
-        """It is out for long: from now on it counts as failing."""
-        if self.is_worth_waiting_for and now >= self.slow_at(last_landing):
+    def mark_slow_if_due(self, now: int, last_io_end: int) -> None:
+        """Mark it as slow, and so as failing, when it has been in I/O for SLOW_AFTER."""
+        if self.is_worth_waiting_for and now >= self.slow_at(last_io_end):
             self.slow = True
-            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_landing) + SLOW_AFTER) / SECOND:.1f} s")
+            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_io_end) + SLOW_AFTER) / SECOND:.1f} s")
 
     def run_job(self) -> None:
-        """Do the job it went out for, in whichever thread that is."""
+        """Run its job, in any thread; an error is kept in `io_error`."""
         assert self.job is not None
         try:
             self.job()
@@ -258,7 +248,7 @@ class PartitionHandle:
             self.io_error = error
 
     def after_sync(self, failure: StorageFailed | None) -> None:
-        """Its log is synced, or could not be: what follows from that is done before it lands."""
+        """End its commit after the sync of its log, in the thread that did it; an error is kept in `io_error`."""
         assert self.partition is not None
         try:
             self.partition.end_commit(failure)
@@ -266,47 +256,54 @@ class PartitionHandle:
             self.io_error = error
 
     def set_recovery_job(self) -> None:
-        """The thread that waited for its disk was interrupted: another one brings that to its end."""
-        self.job = self._finish if self.partition is not None else self.reopen
+        """Set the job that finishes its I/O after the thread that did it was interrupted."""
+        self.job = self._finish_commit if self.partition is not None else self.reopen
 
     def finish_io(self, now: int) -> PenstockError | None:
-        """Come back into the turn; the error tells what became of what it went out for."""
+        """End its I/O in a turn: update its state, and give the error of the I/O."""
         self.in_io = False
         took = now - (self.io_began_at or self.io_since)
-        self.avoid_until = now + LATE_FOR if self.job is None and took > PROMPT else 0
+        self.avoid_until = now + AVOID_FOR if self.job is None and took > PROMPT else 0
         self.slow = self.slow or took >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None
         self.error = None
         if self.io_error is not None:
             self.recovered = False
             self.fail(self.io_error)
-        elif self.partition is not None and self.partition.failed:  # what it went out for is stored; keeping its files in order failed
+        elif self.partition is not None and self.partition.failed:  # the commit is stored; maintenance failed
             self.recovered = False
-            self.fail(StorageFailed("keeping its files in order failed"))
+            self.fail(StorageFailed("maintenance of its files failed"))
         else:
             self.after_commit()
         return self.io_error
 
     def after_commit(self) -> None:
-        """It is in order: plan the sync of what needed none, and the word for readers, in a while."""
+        """After a commit: reset the back-off and plan the next publishing; a read error makes it failing instead."""
         partition = self.partition
         if self.read_error is not None:
             error, self.read_error = self.read_error, None
             self.fail(error)
             return
         self._failures = 0
-        if self._rest_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
-            self._rest_at = self._clock.read().elapsed + REST
+        if self._publish_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
+            self._publish_at = self._clock.read().elapsed + PUBLISH_AFTER
 
     def undo(self, error: PenstockError) -> None:
-        """Go back to what is committed, because a turn was broken off before its commit."""
-        if self.partition is not None and not self.partition.is_committed:
-            self.partition.failed = True
-            self.fail(error)
-            self.try_open()
+        """Reopen it from what is committed, because a turn was interrupted before its commit."""
+        if self.partition is None or self.partition.is_committed:
+            return
+        self.partition.failed = True
+        self.fail(error)
+        try:
+            self.reopen()
+            self.error = None
+        except BrokerClosed:
+            raise
+        except PenstockError as failure:
+            self.fail(failure)
 
-    def _finish(self) -> None:
-        """Bring a commit to its end that was broken off."""
+    def _finish_commit(self) -> None:
+        """Finish a commit that was interrupted."""
         assert self.partition is not None
         try:
             if not self.partition.is_committed:
@@ -317,43 +314,44 @@ class PartitionHandle:
     def reopen(self) -> None:
         """Open it, or reopen it after a failure."""
         if self.partition is None:
-            self.partition = self._open_it(self.number)
+            self.partition = self._open_partition(self.number)
             self.was_opened = True
         elif self.partition.failed:
             self.partition.reopen()
 
     def is_due_for_retry(self, now: int) -> bool:
-        """Whether it is failing, and it is time to try it again."""
+        """Whether it is failing and its back-off is over."""
         return self.error is not None and not self.in_io and now >= self._retry_at
 
     def take_due_publish(self, now: int) -> bool:
-        """Whether it is time to sync what needed no sync, and to tell readers how far the log goes."""
-        if self._rest_at is None or now < self._rest_at:
+        """Whether it is time to sync and publish; the plan is removed if so."""
+        if self._publish_at is None or now < self._publish_at:
             return False
-        self._rest_at = None
+        self._publish_at = None
         return True
 
     def is_due_for_retention(self) -> bool:
-        """Whether it is time for retention to look at it."""
+        """Whether it is time for retention to run."""
         partition = self.usable_partition
         when = partition.next_retention()
         return when is not None and when <= partition.now().elapsed
 
     def changed(self) -> bool:
-        """Whether anything happened here since this was last asked."""
-        seen, self._seen = self._seen, -1 if self.partition is None else self.partition.records_applied
-        return seen != self._seen
+        """Whether records were applied since the last call."""
+        seen, self._records_seen = self._records_seen, -1 if self.partition is None else self.partition.records_applied
+        return seen != self._records_seen
 
     def plan(self, now: int) -> None:
-        """When it wants to be visited next, unless somebody comes before."""
+        """Set `next_run`, when a turn must visit it even without a request."""
         if self.in_io:
-            self.next_run = None  # it plans anew when it has landed
+            self.next_run = None  # planned when its I/O is over
             return
         if self.error is not None:
             self.next_run = self._retry_at
             return
         if self.partition is None:
-            self._plan_closed(now)
+            closed_wait = self._closed_wait()
+            self.next_run = None if closed_wait is None else now + max(0, closed_wait)
             return
         partition = self.partition
         elapsed, wall = partition.state.next_due()
@@ -366,8 +364,8 @@ class PartitionHandle:
         retention = partition.next_retention()
         if retention is not None:
             wait = min(wait, retention - moment.elapsed)
-        if self._rest_at is not None:
-            wait = min(wait, self._rest_at - now)
+        if self._publish_at is not None:
+            wait = min(wait, self._publish_at - now)
         for when in self.transfers_under_way.values():
             if when < 0:
                 wait = min(wait, -when - now)
@@ -375,59 +373,53 @@ class PartitionHandle:
 
     # -- closed --------------------------------------------------------------------------------------
 
-    def _plan_closed(self, now: int) -> None:
-        """When something comes due in it although it is closed."""
+    def _closed_wait(self) -> int | None:
+        """How long until a timer of a closed partition expires, at most the next check of wall time. None: never."""
         known = self.summary
-        if known is None or (known.due_elapsed is None and known.due_wall is None):
-            self.next_run = None if known is not None else now
-            return
+        if known is None:
+            return 0
         raw = self._clock.read()
         shift, rebooted = elapsed_shift(known, raw, self._clock.boot)
         waits = [] if known.due_elapsed is None else [0 if rebooted else known.due_elapsed - raw.elapsed - shift]
         if known.due_wall is not None:
             waits.append(min(CLOSED_WALL_CHECK, known.due_wall - raw.wall))
-        self.next_run = now + max(0, min(waits))
+        return min(waits, default=None)
 
     @property
     def is_due(self) -> bool:
-        """Whether something has come due in it while it was closed."""
-        known = self.summary
-        if known is None:
-            return True
-        raw = self._clock.read()
-        shift, rebooted = elapsed_shift(known, raw, self._clock.boot)
-        elapsed = known.due_elapsed is not None and (rebooted or known.due_elapsed <= raw.elapsed + shift)
-        return elapsed or (known.due_wall is not None and known.due_wall <= raw.wall)
+        """Whether a timer of a closed partition has expired."""
+        wait = self._closed_wait()
+        return wait is not None and wait <= 0
 
     def _idle_wait(self, now: int, partition: Partition) -> int:
-        """How long until it may be closed if nothing happens in it."""
-        if partition.records_applied != self._idle_changes:
-            self._idle_changes, self._idle_since = partition.records_applied, now
+        """How long until it may be closed, without activity."""
+        if partition.records_applied != self._idle_records:
+            self._idle_records, self._idle_since = partition.records_applied, now
             return self.idle_after
         return max(0, self._idle_since + self.idle_after - now) if self._is_quiet(partition) else self.idle_after
 
     def _is_quiet(self, partition: Partition) -> bool:
-        """Whether nothing is under way that needs it open."""
+        """Whether nothing needs it open."""
         return partition.is_idle and not (
-            self.transfers_under_way or self.undelivered_leases or self.pending_answers or self._rest_at is not None
+            self.transfers_under_way or self.undelivered_leases or self.pending_answers or self._publish_at is not None
         )
 
     def may_close(self, now: int) -> bool:
-        """Whether nothing has happened in it for a while, and nothing is under way."""
+        """Whether it was idle for `idle_after` and nothing needs it open."""
         partition = self.usable_partition
-        return partition.records_applied == self._idle_changes and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
+        return partition.records_applied == self._idle_records and now >= self._idle_since + self.idle_after and self._is_quiet(partition)
 
     def stay_open(self, now: int) -> None:
-        """Somebody needs it although nothing happens in it."""
+        """Start its idle time again: it is needed although it is idle."""
         self._idle_since = now
 
     def close(self) -> None:
-        """Close its partition, and keep in mind what is worth knowing of it."""
+        """Close the partition, and keep its summary."""
         assert self.partition is not None
         self.summary = self.partition.summary()
-        self._idle_changes = -1
+        self._idle_records = -1
         partition, self.partition = self.partition, None
         partition.close()
 
     def __repr__(self) -> str:
-        return f"Member({self.number}, {self.error or self.partition})"
+        return f"PartitionHandle({self.number}, {self.error or self.partition})"

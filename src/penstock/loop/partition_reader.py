@@ -1,11 +1,10 @@
-"""A partition that is only read: its state as its published log tells it, beside an owner at work or without one.
+"""A read-only partition: its state and items from its published log.
 
-Owns: `PartitionReader`, and what it has in common with a partition at work: how it is looked at (`ReadablePartition`, and in its queue `PartitionView` and `QueueView`)
-and how it is read from an offset on (`retained`, `history`).
-A reader takes no lock, decides nothing and writes nothing. It stands at what was published when it was opened or last refreshed.
-What is published is never taken back while the machine runs, so a refresh reads only what is new; where it cannot go on (what followed
-is dropped already, or damaged) it begins anew.
-Single-threaded.
+Owns: `PartitionReader`; the interfaces that it shares with the owner's partition (`ReadablePartition`, and in a queue
+`PartitionView` and `QueueView`); and reading from an offset on (`retained_runs`, `read_retained`).
+A reader takes no lock and writes nothing. Its state is the one published when it was opened or last refreshed.
+Published frames are never taken back while the machine runs, so a refresh reads only new ones; when the next ones are
+deleted or damaged, it replays from a Base. Single-threaded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from penstock.words.errors import PenstockError
 
 
 class ReadablePartition(Protocol):
-    """A partition that can be looked at: one at work, or a reader."""
+    """The owner's partition or a reader."""
 
     @property
     def state(self) -> State: ...
@@ -39,7 +38,7 @@ class ReadablePartition(Protocol):
 
 
 class PartitionView(Protocol):
-    """One partition of a queue, in order or not."""
+    """One partition of a queue, usable or not."""
 
     @property
     def number(self) -> int: ...
@@ -51,19 +50,19 @@ class PartitionView(Protocol):
     def slow(self) -> bool: ...
     @property
     def summary(self) -> Summary | None:
-        """What is known of it while it is closed."""
+        """The summary of a closed partition."""
         ...
 
     @property
     def closed(self) -> bool: ...
     @property
     def usable_partition(self) -> ReadablePartition:
-        """The partition, or why it cannot be looked at."""
+        """The partition; raises the reason when it cannot be used."""
         ...
 
     @property
     def readable_partition(self) -> ReadablePartition | None:
-        """The partition even while it is failing, if what is known of it is true."""
+        """The partition even while it is failing, if its state in memory is right."""
         ...
 
     @property
@@ -71,7 +70,7 @@ class PartitionView(Protocol):
 
 
 class QueueView(Protocol):
-    """A queue that can be looked at."""
+    """A queue for queries: the owner's or a snapshot's."""
 
     @property
     def name(self) -> str: ...
@@ -82,32 +81,32 @@ class QueueView(Protocol):
     @property
     def handles(self) -> Mapping[int, PartitionView]: ...
     def usable(self) -> Iterator[PartitionView]: ...
-    def touch(self, member: Any, /) -> None:
-        """It is about to be read from: whatever that brings to light is kept with the turn."""
+    def touch(self, handle: Any, /) -> None:
+        """Called before items of a partition are read: damage that the read finds is committed with the turn."""
         ...
 
 
 def last_sequence(found: Frame | Gap) -> int:
-    """The sequence behind which reading goes on."""
+    """The sequence after which to continue reading."""
     return found.last_sequence if isinstance(found, Gap) else found.sequence
 
 
 def retained_runs(state: State, start: int, limit: int) -> list[int]:
-    """Runs of up to `limit` items from offset `start` on whose bytes are there, as far as is known, whatever became of them."""
-    there = RunSet(state.dropped.missing(start, state.next_offset))
-    there.remove_all(state.lost.runs)
-    return first_of(there.runs, limit)
+    """Runs of up to `limit` items from `start` on, in any state, that are neither deleted nor known to be lost."""
+    found = RunSet(state.dropped.missing(start, state.next_offset))
+    found.remove_all(state.lost.runs)
+    return first_of(found.runs, limit)
 
 
 class RetainedItems(NamedTuple):
-    """Items of a partition, whatever became of them, and the offset up to which it was read for them."""
+    """Items of a partition in any state, and the offset up to which was read."""
 
     items: list[Items]
     stop: int
 
 
 def read_retained(partition: ReadablePartition, start: int, limit: int) -> RetainedItems:
-    """Up to `limit` retained items from offset `start` on; none only when there is none up to the end."""
+    """Up to `limit` retained items from `start` on; none only when none are left."""
     while True:
         runs = retained_runs(partition.state, start, limit)
         items = partition.items(runs)
@@ -117,41 +116,41 @@ def read_retained(partition: ReadablePartition, start: int, limit: int) -> Retai
 
 
 class PartitionReader:
-    """A partition's state and items, as published."""
+    """A partition's published state and items."""
 
     def __init__(self, log: ReadableLog, clock: Clock) -> None:
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []
         self._clock = clock
-        self._frames = ItemCache(log)
-        self._blocks = BlockCache(self._frames)
+        self._items = ItemCache(log)
+        self._blocks = BlockCache(self._items)
         self._lost = RunSet()
-        """What damage was found to have taken since the last refresh: it is not looked for again. The state is the owner's to change."""
+        """Items found lost since the last refresh; they are not read again. (Only the owner changes the state.)"""
         self.sequence = 0
-        """Of the last frame that the state rests on; 0 when there is none, or it cannot be relied on."""
+        """The sequence of the last frame in the state; 0 when there is none, or the last replay failed."""
         self._begin()
 
     def _begin(self) -> None:
-        first = self.log.first_offset  # before the state: what an owner drops meanwhile it says first
-        self.state, self.gaps = apply_frames(State(), self._noted(self.log.recover()))
+        first = self.log.first_offset  # before the state: an owner records what it deletes first
+        self.state, self.gaps = apply_frames(State(), self._record_sequence(self.log.recover()))
         self.gaps += mark_missing_front(self.state, first, self.log.where)
-        self._frames.clear()
+        self._items.clear()
         self._blocks.clear()
 
     def refresh(self) -> None:
-        """Go on to what is published now."""
+        """Bring the state up to what is published now."""
         sequence, self.sequence = self.sequence, 0
         self._lost.clear()
-        if sequence:  # else nothing was there, or reading it failed
-            self.state, gaps = apply_frames(self.state, self._noted(self.log.frames(sequence), sequence))
-            self._blocks.clear()  # what was not there yet may count as lost in them
+        if sequence:  # else the log was empty, or reading it failed
+            self.state, gaps = apply_frames(self.state, self._record_sequence(self.log.frames(sequence), sequence))
+            self._blocks.clear()  # blocks of items not yet published may be marked as lost
             if not gaps:
                 return
         self._begin()
 
-    def _noted(self, frames: Iterator[Frame | Gap], sequence: int = 0) -> Iterator[Frame | Gap]:
-        """The same, and in the end how far it came: a state that was brought only half the way is not to be carried on."""
+    def _record_sequence(self, frames: Iterator[Frame | Gap], sequence: int = 0) -> Iterator[Frame | Gap]:
+        """Pass frames on, and set `sequence` at the end: a state that was replayed in part must not be continued."""
         for found in frames:
             sequence = last_sequence(found)
             yield found
@@ -160,22 +159,22 @@ class PartitionReader:
     def close(self) -> None:
         self.log.close()
 
-    # -- looking -------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------
 
     def now(self) -> Moment:
-        """The partition's time, as an owner would carry it on."""
+        """The partition's time, calculated as its owner does."""
         raw = self._clock.read()
         shift, _ = elapsed_shift(self.state, raw, self._clock.boot)
         return Moment(raw.elapsed + shift, raw.wall)
 
     def items(self, runs: Sequence[int]) -> list[Items]:
-        """Whole items, in the order of `runs`; what damage or retention took is left out."""
-        found = self._frames.collect([edge for start, stop in pairs(runs) for edge in self._lost.missing(start, stop)])
+        """Items in the order of `runs`, without lost and deleted ones."""
+        found = self._items.collect([edge for start, stop in pairs(runs) for edge in self._lost.missing(start, stop)])
         self._lost.add_all(edge for gap in found.gaps for edge in (gap.start, gap.stop))
-        return [Items(start, held.batch(start, stop), held.wall) for held, start, stop in found.parts]
+        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in found.parts]
 
     def read_retained(self, start: int, limit: int) -> RetainedItems:
-        """Up to `limit` retained items from offset `start` on, whatever became of them."""
+        """Up to `limit` retained items from `start` on, in any state."""
         return read_retained(self, start, limit)
 
     def offset_at(self, wall: int) -> int:
@@ -193,4 +192,4 @@ class PartitionReader:
                     self._blocks.fetch(wanted)
 
     def __repr__(self) -> str:
-        return f"Reader({self.log.partition}, {self.state!r})"
+        return f"PartitionReader({self.log.partition}, {self.state!r})"

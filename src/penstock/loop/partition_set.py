@@ -1,6 +1,6 @@
-"""A queue's partitions, and what all steps of its turn share.
+"""A queue's partitions, and the state that the steps of a turn share.
 
-Owns: `PartitionSet`: the members, the slot map, the answers that wait for the commit, and what the steps of a turn tell each other.
+Owns: `PartitionSet`: the partition handles, the slot map, the uncommitted answers, and the flags of a turn.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ _SIDES = ("paused_lease", "paused_produce")
 
 
 class QueueSetup(NamedTuple):
-    """Which queue it is, and what its partitions need of the broker."""
+    """The queue's identity, and what its partitions need of the broker."""
 
     name: str
     incarnation: int
@@ -31,11 +31,11 @@ class QueueSetup(NamedTuple):
     clock: Clock
     chance: Callable[[], float]
     summary_of: Callable[[int], Summary | None]
-    """What is known of a partition that is closed; None when it must be opened to know anything."""
+    """The summary of a closed partition; None when it must be opened."""
 
 
 class PartitionSet:
-    """The members of one queue."""
+    """The partitions of one queue."""
 
     def __init__(self, setup: QueueSetup) -> None:
         self.name = setup.name
@@ -43,166 +43,166 @@ class PartitionSet:
         self.clock = setup.clock
         self.handles: dict[int, PartitionHandle] = {}
         self.active: Sequence[int] = ()
-        """Those that take items."""
+        """Numbers of the partitions that take new items."""
         self.opened_version = 0
-        """Of the map when the queue was opened here."""
-        self.map = SlotMap(0, [])  # type: ignore[arg-type]  # before `shape`
+        """The version of the slot map when the queue was opened."""
+        self.map = SlotMap(0, [])  # type: ignore[arg-type]  # until `set_partitions`
         self.older_maps: Sequence[SlotMap] = ()
-        """Maps under which requests may have been cut that are still remembered, newest first."""
+        """Earlier slot maps, newest first: requests that are still remembered may have been divided by them."""
         self.read_only: Sequence[int] = ()
         self.policy: Policy | None = None
         self.now = 0
-        """When the turn began, elapsed."""
+        """The elapsed time at the start of the turn."""
         self.wants_turn = False
-        """There is more to do at once."""
+        """Whether another turn has something to do now."""
         self.produced = 0
         self.touched: list[PartitionHandle] = []
-        """By this turn."""
+        """Partitions that this turn used."""
         self.closed: dict[int, PartitionHandle] = {}
-        """Partitions that nobody has needed for a while."""
+        """Partitions that were closed because they were idle."""
         self.to_open: dict[int, PartitionHandle] = {}
-        """Of these, those that are to be opened by the next turn."""
+        """Closed partitions that the next turn opens."""
         self.visits_changed = False
-        """Whether a member is gone that may have wanted the next visit."""
+        """Whether a partition was removed, so that the next visit must be planned again."""
         self.partitions_to_add: set[int] = set()
-        """Partitions that a reshape is about to add."""
+        """Partitions that a resize is about to add."""
         self.handles_in_io: dict[int, PartitionHandle] = {}
-        """Partitions that are out."""
+        """Partitions in I/O, by number."""
         self.with_ready_items: set[int] = set()
         self.used: set[int] = set()
-        """Numbers of the partitions that an operator's word had to do with."""
+        """Numbers of the partitions that an administrative operation used."""
         self.uncommitted_answers: deque[tuple[Request, Any]] = deque()
         self.post: Callable[[Request], None] = lambda request: None
-        """Puts a message of the queue's own into its inbox."""
+        """Adds a message to the queue's own pending requests."""
         self._setup = setup
 
     def set_partitions(self, slots: SlotMap, active: Sequence[int], numbers: Sequence[int], older: Sequence[SlotMap] = ()) -> None:
-        """The queue has these partitions (`numbers`), of which `active` take items as `slots` says; new ones are opened."""
+        """Set the queue's partitions (`numbers`), those that take new items (`active`) and the slot map."""
         for number in sorted(numbers):
             self.add(number)
-        for number, member in self.handles.items():
-            member.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
+        for number, handle in self.handles.items():
+            handle.idle_after = IDLE_AFTER if number in active else RETIRED_IDLE_AFTER
         self.map, self.active, self.older_maps = slots, active, older
 
     def add(self, number: int) -> PartitionHandle:
-        """The member of that number, closed when it is new: it is opened when somebody needs it, at once if it must be looked into."""
+        """The handle of a partition, added when it is new. The next turn opens it if its summary says so."""
         if number not in self.handles:
             summary = self._setup.summary_of(number)
-            self.handles[number] = member = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
-            self.closed[number] = member
-            self.touch(member)
+            self.handles[number] = handle = PartitionHandle(number, self._setup.open_partition, self.clock, self._setup.chance, summary)
+            self.closed[number] = handle
+            self.touch(handle)
             if summary is None or summary.must_stay_open:
-                self.to_open[number] = member
+                self.to_open[number] = handle
         return self.handles[number]
 
-    def remove(self, member: PartitionHandle) -> None:
-        """A new partition that is not to be after all."""
-        del self.handles[member.number]
+    def remove(self, handle: PartitionHandle) -> None:
+        """Remove a new partition whose resize was cancelled, and close it."""
+        del self.handles[handle.number]
         for others in (self.closed, self.to_open, self.handles_in_io):
-            others.pop(member.number, None)
-        self.partitions_to_add.discard(member.number)
+            others.pop(handle.number, None)
+        self.partitions_to_add.discard(handle.number)
         self.visits_changed = True
-        self.with_ready_items.discard(member.number)
-        if member in self.touched:
-            self.touched.remove(member)
-        self.used.discard(member.number)
-        if member.partition is not None:
+        self.with_ready_items.discard(handle.number)
+        if handle in self.touched:
+            self.touched.remove(handle)
+        self.used.discard(handle.number)
+        if handle.partition is not None:
             with suppress(PenstockError):
-                member.partition.close()
+                handle.partition.close()
 
-    def request_open(self, member: PartitionHandle) -> None:
-        """Somebody needs a partition that is closed: the next turn opens it."""
-        if member.closed:
-            self.to_open[member.number] = member
+    def request_open(self, handle: PartitionHandle) -> None:
+        """Have the next turn open a closed partition."""
+        if handle.closed:
+            self.to_open[handle.number] = handle
             self.wants_turn = True
 
-    def apply_queue_settings(self, member: PartitionHandle, *, new: bool = False) -> None:
-        """A partition that is new, or was away, does as the others do."""
-        others = [other.state for other in self.usable() if other is not member]
-        with suppress(PenstockError):  # the commit says what is wrong
+    def apply_queue_settings(self, handle: PartitionHandle, *, new: bool = False) -> None:
+        """Apply the queue's policy, pause and cursors to a partition that is new or has recovered."""
+        others = [other.state for other in self.usable() if other is not handle]
+        with suppress(PenstockError):  # the commit reports the error
             if self.policy is not None:
-                self.run(member, Configure(self.policy))
+                self.run(handle, Configure(self.policy))
             if new:
-                self.run(member, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
-            elif member.missed_pause is not None:
-                self.run(member, member.missed_pause)
-            member.missed_pause = None
-            for name in {name for state in others for name in state.cursors} - member.state.cursors.keys():
-                self.run(member, PutCursor(name, member.state.dropped.first_missing(0)))
+                self.run(handle, Pause(*(bool(others) and all(getattr(state, side) for state in others) for side in _SIDES)))
+            elif handle.missed_pause is not None:
+                self.run(handle, handle.missed_pause)
+            handle.missed_pause = None
+            for name in {name for state in others for name in state.cursors} - handle.state.cursors.keys():
+                self.run(handle, PutCursor(name, handle.state.dropped.first_missing(0)))
 
-    def pause(self, word: Pause) -> None:
-        """For the whole queue; who is away hears of it when it comes back."""
-        for member in self.handles.values():
-            if member.is_usable:
-                self.run(member, word)
-            elif member.missed_pause is None:
-                member.missed_pause = word
+    def pause(self, command: Pause) -> None:
+        """Pause or resume the whole queue; partitions that are not usable apply it when they recover."""
+        for handle in self.handles.values():
+            if handle.is_usable:
+                self.run(handle, command)
+            elif handle.missed_pause is None:
+                handle.missed_pause = command
             else:
-                lease = member.missed_pause.lease if word.lease is None else word.lease
-                member.missed_pause = Pause(lease, member.missed_pause.produce if word.produce is None else word.produce)
+                lease = handle.missed_pause.lease if command.lease is None else command.lease
+                handle.missed_pause = Pause(lease, handle.missed_pause.produce if command.produce is None else command.produce)
 
     def usable(self) -> Iterator[PartitionHandle]:
-        """Partitions that can be used now: in order, and not out."""
-        return (member for member in list(self.handles.values()) if member.is_usable)
+        """Partitions that are open, not in I/O and not failing."""
+        return (handle for handle in list(self.handles.values()) if handle.is_usable)
 
     @property
     def any_worth_waiting_for(self) -> bool:
-        """Whether a partition is out that is soon to land."""
-        return any(member.is_worth_waiting_for for member in self.handles_in_io.values())
+        """Whether a partition is in I/O and not slow."""
+        return any(handle.is_worth_waiting_for for handle in self.handles_in_io.values())
 
     @property
     def all_in_io(self) -> bool:
-        """Whether a turn now could do nothing but wait."""
+        """Whether every partition is in I/O and none is slow, so that a turn could do nothing."""
         return (
             bool(self.handles_in_io)
             and len(self.handles_in_io) == len(self.handles)
-            and all(member.is_worth_waiting_for for member in list(self.handles_in_io.values()))
+            and all(handle.is_worth_waiting_for for handle in list(self.handles_in_io.values()))
         )
 
     def maybe_ready(self) -> list[PartitionHandle]:
-        """Partitions that may have something ready, by number: those that had at the end of the last turn, and those touched since."""
-        return [self.handles[number] for number in sorted(self.with_ready_items.union(member.number for member in self.touched))]
+        """Partitions that had ready items at the end of the last turn or were used since, by number."""
+        return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
 
     def note_ready(self) -> None:
-        """At the end of a turn."""
-        for member in self.touched:
-            if member.is_usable and member.state.ready:
-                self.with_ready_items.add(member.number)
+        """Update `with_ready_items` at the end of a turn."""
+        for handle in self.touched:
+            if handle.is_usable and handle.state.ready:
+                self.with_ready_items.add(handle.number)
             else:
-                self.with_ready_items.discard(member.number)
+                self.with_ready_items.discard(handle.number)
 
-    def run(self, member: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
-        """Run a command in a partition; it is committed with the turn."""
-        partition = member.usable_partition
-        self.touch(member)
+    def run(self, handle: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
+        """Run a command in a partition; it is committed with the turn. Raises when the partition is not usable."""
+        partition = handle.usable_partition
+        self.touch(handle)
         return partition.run(command, rounds)
 
-    def touch(self, member: PartitionHandle) -> None:
-        """This partition has to do with the turn: it is committed and planned with it."""
-        if not member.touched:
-            member.touched = True
-            self.touched.append(member)
-        self.used.add(member.number)
+    def touch(self, handle: PartitionHandle) -> None:
+        """Mark a partition as used by this turn: it is committed, and its next visit planned, at the end."""
+        if not handle.touched:
+            handle.touched = True
+            self.touched.append(handle)
+        self.used.add(handle.number)
 
     def answer(self, request: Request, result: Any) -> None:
-        """This will be the answer, if what it rests on can be committed."""
+        """Set the answer of a request; it is sent when the partitions that it used are committed."""
         self.uncommitted_answers.append((request, result))
 
     def attempt(self, request: Any, step: Callable[[Any], None]) -> None:
-        """One step for a request; a refusal is its answer."""
+        """Run a step for a request; an error is its answer."""
         try:
             step(request)
         except PenstockError as error:
             request.finish(error=error)
 
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
-        """Items that are not resolved, and about how many bytes of log they take; where a partition cannot be asked, as last known."""
+        """Unresolved items and about how many bytes they take; of a partition that is not usable, the last known."""
         items = size = 0
-        for member in self.handles.values():
-            if member.is_usable:
-                state = member.state
+        for handle in self.handles.values():
+            if handle.is_usable:
+                state = handle.state
                 count = state.next_offset - state.completed.total - state.buried_set.total
-                member.unresolved = count, unresolved_bytes(member.usable_partition.log.segments(), state) if with_bytes else 0
-            items += member.unresolved[0]
-            size += member.unresolved[1]
+                handle.unresolved = count, unresolved_bytes(handle.usable_partition.log.segments(), state) if with_bytes else 0
+            items += handle.unresolved[0]
+            size += handle.unresolved[1]
         return items, size

@@ -1,10 +1,11 @@
-"""Produce, for a whole queue: which partition takes which items.
+"""The step of a turn that stores produced items: chooses the partition of each item.
 
-Owns: `ProduceStep`. An item with a key goes where its slot lives; one without, but with a dedup id or in a request with an id, goes where
-the slot of that id lives, so that its repetition finds it; all others go together to the partition with the least to do that is in
-order. A request that does not fit waits for room until its deadline.
-A request id is remembered by each partition under the version of the slot map that cut the request: a repetition after a resize looks
-up the old versions first and adds only what none of them knows. So are the chunks of a drop (broker/inbox.py), by their sequence.
+Owns: `ProduceStep`. An item with a key goes to the partition of its slot. An item without a key, but with a dedup id or
+in a request with an id, goes to the partition of that id's slot, so that a repetition finds it. All others go together
+to the usable partition with the fewest ready items. A request that does not fit waits for room until its deadline. A
+partition remembers a request id together with the version of the slot map by which the request was divided. A
+repetition after a resize is looked up under the old versions first, and only items that none of them has are stored.
+The chunks of a published write (broker/inbox.py) are remembered in the same way, by their sequence.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,38 +23,39 @@ from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, Queu
 
 OPENED_AHEAD = 8
 """Closed partitions that are opened together when one of them is wanted for items without a key."""
-LOOKED_AT = 64
-"""Partitions among which the one with the least to do is chosen."""
-LATE = 1 << 60
-"""Counts as so many items ready: a partition whose disk is late is chosen when there is no other."""
-FREE = -1  # goes wherever there is least to do
+CANDIDATES = 64
+"""Partitions among which the least busy one is chosen."""
+AVOIDED = 1 << 60
+"""Added to the ready items of a partition to avoid: it is chosen only when there is no other."""
+FREE = -1
+"""The partition of an item that may go to any."""
 OTHER_ITEMS = Refused.of(InvalidRequest("this request id was used before, for other items; give each request an id of its own"))
 
 
 class ProduceStep:
-    """The produces of a queue, and those that wait for room."""
+    """Stores produced items; keeps the requests that wait for room."""
 
     def __init__(self, partitions: PartitionSet) -> None:
         self._partitions = partitions
         self.waiting: list[requests.ProduceRequest] = []
         self._from = 0
         self.versions: set[int] = set()
-        """Of the slot maps by which requests with an id were cut since the queue was opened."""
+        """Versions of the slot map by which requests with an id were divided since the queue was opened."""
         self.max_items = 0
         self.max_bytes = 0
 
     def run(self, request: requests.ProduceRequest) -> None:
-        """Store the items, or let the request wait for room, behind those who wait already."""
-        if request.sequence:  # of a drop, which is on this disk already: limits do not hold it up
-            self._check_taking()
+        """Store the items, or let the request wait for room."""
+        if request.sequence:  # of a published write, which is on this disk already: limits do not apply
+            self._check_not_paused()
             self._store_all(request)
-        elif (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._adds_nothing(request):
+        elif (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._is_stored(request):
             self.waiting.append(request)
         else:
             self._store_all(request)
 
     def retry(self, now: int) -> None:
-        """Those that wait for room try again, in the order in which they came; who waited too long is told so."""
+        """Store waiting requests for which there is room now, in order; QueueFull at their deadlines."""
         still: list[requests.ProduceRequest] = []
         for request in self.waiting:
             if request.cancelled or request.done:
@@ -69,23 +71,23 @@ class ProduceStep:
     def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
         if request.request is None and batch.key_ids is None and batch.dedups is None:
-            partitions.answer(request, [self._store(self._least().number, None, commands.Produce(batch, checked=True))])
+            partitions.answer(request, [self._store(self._least_busy().number, None, commands.Produce(batch, checked=True))])
             return
         left: Sequence[int] | None = None
-        placed: list[StoredPart] = []
+        parts: list[StoredPart] = []
         if request.request is not None:
             self.versions.add(partitions.map.version)
             maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
-            placed, left = self._known(request, maps)
-            if request.sequence and any(one.refused is not None for one in placed):
-                left = []  # a partition counts as having all that is its own, so none may be stored while nobody knows of some
+            parts, left = self._stored_parts(request, maps)
+            if request.sequence and any(one.refused is not None for one in parts):
+                left = []  # a sequence stands for all of a partition's items, so store none while some are unknown
         if left is None or left:
-            cut = batch if left is None else batch.take(left)
-            for number, indexes in self._cut(cut, request.request, partitions.map).items():
-                share = cut if indexes is None else cut.take(indexes)
-                whole = indexes if left is None else [left[index] for index in (range(len(cut)) if indexes is None else indexes)]
-                placed.append(self._store(number, whole, self._command(request, share)))
-        partitions.answer(request, placed)
+            rest = batch if left is None else batch.take(left)
+            for number, indexes in self._divide(rest, request.request, partitions.map).items():
+                share = rest if indexes is None else rest.take(indexes)
+                whole = indexes if left is None else [left[index] for index in (range(len(rest)) if indexes is None else indexes)]
+                parts.append(self._store(number, whole, self._command(request, share)))
+        partitions.answer(request, parts)
 
     def _command(self, request: requests.ProduceRequest, share: Batch) -> commands.Produce:
         slots = self._partitions.map
@@ -93,18 +95,18 @@ class ProduceStep:
             return commands.Produce(share, source=_source(slots), sequence=request.sequence, dedup=True)
         return commands.Produce(share, None if request.request is None else _name(request.request, slots), checked=True)
 
-    def _check_taking(self) -> None:
-        """A drop waits while producing is paused."""
+    def _check_not_paused(self) -> None:
+        """QueueHeld while producing is paused in a partition."""
         for number in self._partitions.active:
-            member = self._partitions.handles[number]
-            if member.is_usable and member.state.paused_produce:
+            handle = self._partitions.handles[number]
+            if handle.is_usable and handle.state.paused_produce:
                 raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
 
     def _full(self) -> PenstockError:
         return QueueFull(f"queue {self._partitions.name!r} is full; wait until items are resolved, or raise max_items or max_bytes")
 
     def _fits(self, batch: Batch) -> bool:
-        """Whether there is room. A batch larger than the limit itself goes in when nothing else is there."""
+        """Whether there is room. An empty queue takes a batch of any size."""
         items, size = self._partitions.unresolved(with_bytes=bool(self.max_bytes))
         if not items:
             return True
@@ -113,96 +115,93 @@ class ProduceStep:
         return not self.max_bytes or size + batch.size_bytes <= self.max_bytes
 
     def needs(self, request: requests.ProduceRequest) -> Collection[int]:
-        """Numbers of the partitions without which a request cannot be run."""
+        """Numbers of the partitions that a request needs."""
         partitions, batch = self._partitions, request.batch
         if self.max_items or self.max_bytes:
-            return partitions.handles.keys()  # what is in them is counted
+            return partitions.handles.keys()  # their items are counted
         if request.request is not None:
             maps = (partitions.map, *partitions.older_maps)
-            return {home for slots in maps for home in _homes(batch, request.request, slots) if home in partitions.handles}
+            return {number for slots in maps for number in _partitions_of(batch, request.request, slots) if number in partitions.handles}
         if batch.key_ids is None and batch.dedups is None:
-            return self._anywhere()
-        found = set(_homes(batch, None, partitions.map))
+            return self._needs_for_any()
+        found = set(_partitions_of(batch, None, partitions.map))
         if FREE in found:
             found.discard(FREE)
-            found.update(self._anywhere())
+            found.update(self._needs_for_any())
         return found
 
-    def _anywhere(self) -> Collection[int]:
-        """Of partitions that may take any item: the one to wait for until it is open, if that is better than all that are at hand.
+    def _needs_for_any(self) -> Collection[int]:
+        """For items that may go to any partition: a partition to open and wait for, if all usable ones are fuller.
 
-        With it others are opened that are closed too: the next items will be for them.
+        Other closed partitions are opened with it, for the next items.
         """
         partitions = self._partitions
-        best = self._least_of(self._some())
+        best = self._least_busy_of(self._candidates())
         if partitions.closed or partitions.handles_in_io:
-            some = [partitions.handles[number] for number in self._some()]
-            closed = [member for member in some if member.closed]
+            some = [partitions.handles[number] for number in self._candidates()]
+            closed = [handle for handle in some if handle.closed]
             emptiest = min(
-                [*closed, *(member for member in some if member.is_opening)], key=lambda member: member.unresolved[0], default=None
+                [*closed, *(handle for handle in some if handle.is_opening)], key=lambda handle: handle.unresolved[0], default=None
             )
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
-                partitions.to_open.update((member.number, member) for member in closed[:OPENED_AHEAD])
+                partitions.to_open.update((handle.number, handle) for handle in closed[:OPENED_AHEAD])
                 return (emptiest.number,)
         return () if best is not None else partitions.active
 
-    # -- where to ------------------------------------------------------------------------------------
+    # -- choosing partitions -------------------------------------------------------------------------
 
-    def _least(self) -> PartitionHandle:
-        """The partition for items that may go anywhere: in order, taking items, with the fewest ready."""
+    def _least_busy(self) -> PartitionHandle:
+        """The partition for items that may go to any: usable, not paused, with the fewest ready items."""
         active = self._partitions.active
-        best = self._least_of(self._some()) or self._least_of(active)
+        best = self._least_busy_of(self._candidates()) or self._least_busy_of(active)
         if best is not None:
             return best
-        if any(member.is_usable and member.state.paused_produce for member in map(self._partitions.handles.__getitem__, active)):
-            raise QueueHeld(f"producing to queue {self._partitions.name!r} is paused; resume it or try again later")
-        broken = self._partitions.handles[active[0]]
-        raise StorageFailed(f"no partition of queue {self._partitions.name!r} is in order ({broken.error}); try again in a moment")
+        self._check_not_paused()
+        failing = self._partitions.handles[active[0]]
+        raise StorageFailed(f"no partition of queue {self._partitions.name!r} is usable ({failing.error}); try again in a moment")
 
-    def _least_of(self, numbers: Sequence[int]) -> PartitionHandle | None:
+    def _least_busy_of(self, numbers: Sequence[int]) -> PartitionHandle | None:
         best: PartitionHandle | None = None
         fewest = 0
         for number in numbers:
-            member = self._partitions.handles[number]
-            if member.partition is None or not member.is_usable or not member.fences_ready:
+            handle = self._partitions.handles[number]
+            if handle.partition is None or not handle.is_usable or not handle.fences_ready:
                 continue
-            state = member.partition.state
+            state = handle.partition.state
             if state.paused_produce:
                 continue
-            waits = state.ready if member.avoid_until <= self._partitions.now else state.ready + LATE
+            waits = state.ready if handle.avoid_until <= self._partitions.now else state.ready + AVOIDED
             if best is None or waits < fewest:
-                best, fewest = member, waits
+                best, fewest = handle, waits
         return best
 
-    def _some(self) -> Sequence[int]:
-        """The partitions to choose from: all, or of very many some, other ones each time."""
+    def _candidates(self) -> Sequence[int]:
+        """The partitions to choose from: all, or CANDIDATES of many, different ones each time."""
         active = self._partitions.active
-        if len(active) <= LOOKED_AT:
+        if len(active) <= CANDIDATES:
             return active
-        self._from = (self._from + LOOKED_AT) % len(active)
-        return [*active[self._from :], *active[: self._from]][:LOOKED_AT]
+        self._from = (self._from + CANDIDATES) % len(active)
+        return [*active[self._from :], *active[: self._from]][:CANDIDATES]
 
-    def _cut(self, batch: Batch, request: bytes | None, slots: SlotMap) -> dict[int, Sequence[int] | None]:
-        """Partition → indexes of its items (None: all)."""
-        homes = _homes(batch, request, slots)
-        if len(set(homes)) == 1:
-            return {homes[0] if homes[0] != FREE else self._least().number: None}
-        found: dict[int, list[int]] = {}
-        for index, home in enumerate(homes):
-            found.setdefault(home, []).append(index)
-        cut: dict[int, Sequence[int] | None] = {home: indexes for home, indexes in found.items() if home != FREE}
-        if FREE in found:
-            least = self._least().number
-            cut[least] = sorted([*(cut.get(least) or ()), *found[FREE]])
-        return cut
+    def _divide(self, batch: Batch, request: bytes | None, slots: SlotMap) -> dict[int, Sequence[int] | None]:
+        """Divide a batch: partition → indexes of its items (None: all)."""
+        numbers = _partitions_of(batch, request, slots)
+        if len(set(numbers)) == 1:
+            return {numbers[0] if numbers[0] != FREE else self._least_busy().number: None}
+        shares: dict[int, Sequence[int] | None] = {**_by_partition(numbers)}
+        free = shares.pop(FREE, None)
+        if free is not None:
+            least = self._least_busy().number
+            shares[least] = sorted([*(shares.get(least) or ()), *free])
+        return shares
 
     def _store(self, number: int, indexes: Sequence[int] | None, command: commands.Produce) -> StoredPart:
         partitions = self._partitions
         try:
-            member = partitions.handles[number]
-            if not member.fences_ready:
+            handle = partitions.handles[number]
+            if not handle.fences_ready:
                 raise StorageFailed(f"partition {number} is being prepared for keys that moved to it; try again in a moment")
-            stored = partitions.run(member, command)
+            stored = partitions.run(handle, command)
         except PenstockError as error:
             return StoredPart(number, indexes, None, Refused.of(error))
         assert isinstance(stored, Stored)
@@ -213,45 +212,45 @@ class ProduceStep:
 
     # -- repetitions after a resize ------------------------------------------------------------------
 
-    def _adds_nothing(self, request: requests.ProduceRequest) -> bool:
-        """Whether it is the repetition of what is stored: it may be answered even when the queue is full."""
-        if request.request is not None and self._known(request, (self._partitions.map, *self._partitions.older_maps))[1] == []:
+    def _is_stored(self, request: requests.ProduceRequest) -> bool:
+        """Whether every item is stored already, by a request id or dedup ids: then a full queue answers too."""
+        if request.request is not None and self._stored_parts(request, (self._partitions.map, *self._partitions.older_maps))[1] == []:
             return True
         names = request.batch.dedups
-        return names is not None and all(name is not None and self._remembers(name) for name in names)
+        return names is not None and all(name is not None and self._knows_dedup(name) for name in names)
 
-    def _remembers(self, name: bytes) -> bool:
-        member = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
-        return member.is_usable and member.state.dedup.get(name, member.usable_partition.now().elapsed) is not None
+    def _knows_dedup(self, name: bytes) -> bool:
+        handle = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
+        return handle.is_usable and handle.state.dedup.get(name, handle.usable_partition.now().elapsed) is not None
 
-    def _known(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
-        """What is known of a request under these versions of the slot map, and the indexes that none of them has (None: all)."""
+    def _stored_parts(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
+        """The parts of a request stored under these slot maps, and the indexes of the other items (None: all)."""
         assert request.request is not None
-        placed: list[StoredPart] = []
+        parts: list[StoredPart] = []
         left: list[int] | None = None
         for slots in maps:
-            for number, indexes in _grouped(_homes(request.batch, request.request, slots)).items():
-                member = self._partitions.handles.get(number)
+            for number, indexes in _by_partition(_partitions_of(request.batch, request.request, slots)).items():
+                handle = self._partitions.handles.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
-                if member is None or not indexes:
+                if handle is None or not indexes:
                     continue
-                if not member.is_usable:  # it cannot be asked, so nobody knows
+                if not handle.is_usable:  # it may have them or not
                     left = _without(left, indexes, len(request.batch))
-                    placed.append(StoredPart(number, indexes, None, Refused.of(member.refusal)))
+                    parts.append(StoredPart(number, indexes, None, Refused.of(handle.refusal)))
                     continue
-                stored = _stored_before(member, request, slots, len(indexes))
+                stored = _stored_part(handle, request, slots, len(indexes))
                 if stored is not None:
                     left = _without(left, indexes, len(request.batch))
                     same = len(stored.offsets) == len(indexes)
-                    placed.append(StoredPart(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
-        return placed, left
+                    parts.append(StoredPart(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
+        return parts, left
 
 
-def _stored_before(member: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
-    """What a partition has of a request that was cut by that map; of a chunk it only knows that it has it."""
+def _stored_part(handle: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
+    """What a partition stored of a request divided by that slot map; of a chunk the offsets are not known."""
     if request.sequence:
-        return Stored(-1, count, repeated=True) if member.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
-    known = member.state.requests.get(_name(request.request or b"", slots), member.usable_partition.now().elapsed)
+        return Stored(-1, count, repeated=True) if handle.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
+    known = handle.state.requests.get(_name(request.request or b"", slots), handle.usable_partition.now().elapsed)
     return None if known is None else Stored(known.base, known.count, known.ids, repeated=True)
 
 
@@ -265,24 +264,24 @@ def _name(request: bytes, slots: SlotMap) -> bytes:
 
 
 def _source(slots: SlotMap) -> bytes:
-    """What the chunks of drops that were cut by a map come from, for `State.producers`."""
+    """The source name of chunks divided by a slot map, in `State.received_sequences`."""
     return b"inbox" + slots.version.to_bytes(4, "big")
 
 
-def _homes(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
+def _partitions_of(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
     """The partition of each item."""
     owners = slots.owners
     default = FREE if request is None else owners[slot(request)]
-    homes = slots.partitions_of(batch, default)
+    numbers = slots.partitions_of(batch, default)
     if batch.dedups is not None:
         for index, name in enumerate(batch.dedups):
             if name is not None:
-                homes[index] = owners[dedup_slot(name)]
-    return homes
+                numbers[index] = owners[dedup_slot(name)]
+    return numbers
 
 
-def _grouped(homes: list[int]) -> dict[int, list[int]]:
+def _by_partition(numbers: list[int]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for index, home in enumerate(homes):
-        found.setdefault(home, []).append(index)
+    for index, number in enumerate(numbers):
+        found.setdefault(number, []).append(index)
     return found

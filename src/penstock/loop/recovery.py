@@ -1,8 +1,8 @@
-"""What a partition finds when it is opened or read: its state from its log, its time carried on, and the damage that it meets.
+"""Opening a partition from its log: its state, its elapsed time, and damage.
 
-Owns: `replay`, `carry_on` and `elapsed_shift`; `gaps_at_opening` and `note`, and, for segments that are missing at the front, `mark_missing_front` (at
-opening) and `lost_front` (for verify and repair).
-A gap takes exactly the items between its neighbours that retention had not taken before. Each gap is a line in `logging`, once.
+Owns: `replay`, `apply_frames` and `elapsed_shift`; `gaps_at_opening` and `record_gaps`; and for segments missing before
+the oldest one `mark_missing_front` (at opening) and `find_missing_front` (for verify and repair).
+A gap loses exactly the items between its neighbours that retention had not deleted. Each gap is logged once.
 """
 
 import logging
@@ -22,22 +22,22 @@ from penstock.words.ids import format_id
 
 
 def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
-    """What to add to the machine's elapsed time so that the partition's goes on and never back; and whether the machine was rebooted."""
+    """What to add to the machine's elapsed time to get the partition's; and whether the machine rebooted."""
     if state.epoch == 0:
         return -raw.elapsed, False
     if state.boot_id == boot:
         return max(state.clock_shift, state.moment.elapsed - raw.elapsed), False
-    # elapsed time began anew; the wall says about how long the machine was away
+    # elapsed time restarted at the boot; wall time tells about how long the machine was off
     return state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
 
 
 def replay(log: ReadableLog) -> tuple[State, list[Gap]]:
-    """The state that a log tells, from its latest Base on, and the gaps met on the way."""
+    """The state of a log, replayed from its latest Base, and the gaps found."""
     return apply_frames(State(), log.recover())
 
 
 def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap]]:
-    """The state after more frames, and the gaps among them. The one given is not to be used any more."""
+    """The state after more frames, and the gaps among them. The state passed in must not be used afterwards."""
     gaps: list[Gap] = []
     for found in frames:
         if isinstance(found, Gap):
@@ -49,7 +49,7 @@ def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, li
             now = Moment(found.elapsed, found.wall)
             for record in codec.decode_frame(found, outline=True):
                 machine.apply(state, record, now)
-    for gap in gaps:  # once more: records behind a gap may have spoken of what it took
+    for gap in gaps:  # again: records after a gap may name items that it took
         machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
     if gaps:
         reconcile(state)
@@ -64,7 +64,7 @@ MISSING = "the segment that held it is missing"
 
 
 def record_gaps(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
-    """Runs of the items that gaps took and that are not recorded as lost yet. What is new is told, and is in `known` from now on."""
+    """Runs of items that gaps took and that are not recorded as lost. New gaps are logged and added to `known`."""
     new = [gap for gap in met if state.unrecorded_losses(gap.start, gap.stop)]
     for gap in map(missing_segment, new):
         if gap not in known:
@@ -74,7 +74,7 @@ def record_gaps(known: list[Gap], state: State, partition: int, met: Iterable[Ga
 
 
 def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
-    """A line in `logging` for each gap; what a repair has mended was told about before."""
+    """Log each gap, except repaired ones, which were logged before."""
     for gap in gaps:
         if not gap.repaired:
             items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)} are lost"
@@ -83,16 +83,16 @@ def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
 
 
 def gaps_at_opening(state: State, log: ReadableLog, gaps: Sequence[Gap]) -> list[Gap]:
-    """All damage that an owner meets at opening: the gaps of the replay that gave the state, and what is missing before the log's front."""
+    """All damage found at opening, logged: the gaps of the replay, and missing items before the log's first offset."""
     found = [*gaps, *mark_missing_front(state, log.first_offset, log.where)]
     log_gaps(log.partition, found)
     return found
 
 
 def mark_missing_front(state: State, first_offset: int, where: str) -> Sequence[Gap]:
-    """The log begins at `first_offset`, but only the state knows what retention dropped: everything else before it is lost.
+    """Mark as lost in the state every item before the log's first offset that retention did not delete.
 
-    It is so recorded in the state; says what was found lost just now.
+    Gives gaps for the items that were not marked before.
     """
     runs = state.unrecorded_losses(0, first_offset)
     if runs:
@@ -101,17 +101,18 @@ def mark_missing_front(state: State, first_offset: int, where: str) -> Sequence[
 
 
 def find_missing_front(log: ReadableLog, first_offset: int) -> list[Gap]:
-    """What is lost before a log's oldest segment, which begins at that offset. What is recorded as lost counts as mended.
+    """Gaps for items lost before a log's oldest segment, which begins at `first_offset`; recorded ones count as
+    repaired.
 
-    The state is read after the names of the segments: an owner at work says what it drops before it does.
+    The state must be read after the segments are listed: an owner records what it deletes before it deletes it.
     """
     state, _ = replay(log)
     gone = state.dropped.missing(0, min(first_offset, state.next_offset))
-    known = [(run, True) for start, stop in pairs(gone) for run in pairs(state.lost.within(start, stop))]
+    recorded = [(run, True) for start, stop in pairs(gone) for run in pairs(state.lost.within(start, stop))]
     new = [(run, False) for start, stop in pairs(gone) for run in pairs(state.lost.missing(start, stop))]
-    return [Gap(1, 0, *run, log.where, MISSING, mended) for run, mended in sorted(known + new)]
+    return [Gap(1, 0, *run, log.where, MISSING, repaired) for run, repaired in sorted(recorded + new)]
 
 
 def missing_segment(gap: Gap) -> Gap:
-    """A gap that took items. The log takes whatever lies before its oldest segment for dropped; if it was not, that segment is missing."""
+    """Correct the reason of a gap that took items: if retention did not drop them, a segment is missing."""
     return gap._replace(why=MISSING) if gap.why == DROPPED else gap

@@ -1,9 +1,8 @@
-"""Requests: what waits in a queue's inbox, and how its caller learns the answer.
+"""Requests to a queue, and how their callers get the answers.
 
 Owns: `Request` and its kinds; `PendingRequests`, in which they wait for a turn.
-A request is filled in by its caller, answered once by a turn, and never shared. Whoever waits holds the
-gate; whoever answers opens it. A gate may also be opened to say that it is this caller's turn to lead.
-Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
+A caller makes a request, and a turn answers it once. The caller's thread sleeps until it is woken with the answer, or
+to run the next turn. Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
 """
 
 from collections import deque
@@ -20,11 +19,13 @@ from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, Q
 
 
 class Request:
-    """One call, from its entry to its answer."""
+    """One call of a caller."""
 
     verb: ClassVar[str] = "request"
     reserved: ClassVar[bool] = False
-    """May take one of the places kept free for what relieves a queue."""
+    """Whether it may take one of the places that are reserved for requests which make a queue shorter."""
+    needs_all_open = True
+    """Of a request for all partitions: whether it needs them open; else summaries of closed ones suffice."""
 
     def __init__(self, deadline: int = 0) -> None:
         self.deadline = deadline
@@ -32,25 +33,25 @@ class Request:
         self.error: PenstockError | None = None
         self.done = False
         self.cancelled = False
-        """The caller waits no longer."""
+        """Whether the caller has stopped waiting."""
         self._unclaimed = [True]
         self.deferred = False
-        """It has waited for a partition that was out."""
+        """Whether it has waited for a partition in I/O."""
         self.undo_count = 0
         """How often a turn that had taken it was undone."""
         self.entered_at = 0
         self.give_up_at = 0
-        """When its caller no longer waits for a turn to take it."""
+        """When its caller stops waiting for a turn to take it."""
         self.on_done: Callable[[Request], None] | None = None
-        self._gate: SimpleQueue[None] | None = None
+        self._wakeup: SimpleQueue[None] | None = None
 
     def check(self) -> None:
-        """Refuse, in the caller's thread, what would break a turn."""
+        """Validate it in the caller's thread: an invalid request could fail a turn."""
         if not isinstance(getattr(self, "request", None), bytes | None):
             raise InvalidRequest("the request id is not bytes; give bytes, of any text that names the request")
 
     def finish(self, answer: Any = None, error: PenstockError | None = None) -> None:
-        """Say the answer, once; who is late says nothing."""
+        """Set the answer or the error; ignored when there is one."""
         if self.done:
             return
         self.answer, self.error = answer, error
@@ -58,43 +59,43 @@ class Request:
         self.notify()
 
     def notify(self) -> None:
-        """Let the caller know that there is an answer; telling twice does no harm."""
+        """Call `on_done` and wake the caller. May be called more than once."""
         if self.on_done is not None:
-            with suppress(Exception):  # a caller that cannot be told must not break the turn for others
+            with suppress(Exception):  # a callback that raises must not fail the turn
                 self.on_done(self)
         self.wake()
 
     def claim(self) -> bool:
-        """Whether this one may decide what becomes of the request: the first turn that takes it, or a caller that gives up before."""
+        """True once: for the turn that takes the request, or for the caller that gives up before."""
         try:
             return self._unclaimed.pop()
         except IndexError:
             return False
 
     def release(self) -> None:
-        """Undo `claim`: the turn that took it was undone, and another will take it."""
+        """Undo `claim` after the turn that took it was undone."""
         self._unclaimed = [True]
 
     @property
     def taken(self) -> bool:
-        """In a turn, or waiting for one to have something for it."""
+        """Whether a turn has taken it, or its caller has given up."""
         return not self._unclaimed
 
     def make_wakeup(self) -> None:
-        self._gate = SimpleQueue()
+        self._wakeup = SimpleQueue()
 
     def wake(self) -> bool:
-        """Wake the caller, if there is one that sleeps."""
-        if self._gate is None:
+        """Wake the caller's thread; False when none waits for it."""
+        if self._wakeup is None:
             return False
-        self._gate.put(None)
+        self._wakeup.put(None)
         return True
 
     def sleep(self, seconds: float | None) -> None:
-        """Until the gate is opened or the time is over."""
-        assert self._gate is not None
+        """Sleep until `wake` is called or the time is over."""
+        assert self._wakeup is not None
         try:
-            self._gate.get(timeout=seconds)
+            self._wakeup.get(timeout=seconds)
         except Empty:
             return
 
@@ -104,12 +105,12 @@ class Request:
         return self.answer
 
     def __repr__(self) -> str:
-        state = "done" if self.done else "gone" if self.cancelled else "taken" if self.taken else "waiting"
+        state = "done" if self.done else "cancelled" if self.cancelled else "taken" if self.taken else "waiting"
         return f"{type(self).__name__}({state})"
 
 
 class StoredPart(NamedTuple):
-    """The part of a produce that one partition took or refused: the items at `indexes` (None: all)."""
+    """The part of a produce that one partition stored or refused: the items at `indexes` (None: all)."""
 
     partition: int
     indexes: Sequence[int] | None
@@ -127,7 +128,7 @@ class ProduceRequest(Request):
         self.batch = batch
         self.request = request
         self.sequence = sequence
-        """Of a chunk of a drop that is adopted: higher than that of every one before. Remembered for ever, not for a while."""
+        """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever; else 0."""
 
     def check(self) -> None:
         super().check()
@@ -135,17 +136,17 @@ class ProduceRequest(Request):
 
 
 class LeaseResult(NamedTuple):
-    """The part of a lease that one partition gave."""
+    """The items that one partition leased for a request."""
 
     partition: int
     granted: LeaseAnswer
     items: list[Items]
     seconds: float
-    """How long it is given for, counted from now."""
+    """How long the lease lasts from now."""
 
 
 class LeaseRequest(Request):
-    """Give items. Answered with a list of `LeaseResult`, empty when nothing came before the deadline."""
+    """Lease items. Answered with a list of `LeaseResult`, empty when none were ready before the deadline."""
 
     verb = "lease"
 
@@ -161,11 +162,11 @@ class LeaseRequest(Request):
     ) -> None:
         super().__init__(deadline)
         self.without_payloads = without_payloads
-        """Which items is all that is asked; their bytes are read elsewhere."""
+        """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
-        """Damage took what it was given: it is dealt anew."""
+        """Whether damage took all leased items: others are leased for it."""
         self.unchecked_partitions: set[int] | None = None
-        """Partitions that were out whenever it was dealt to since its deadline: when they were seen it is told that there is nothing."""
+        """Partitions that were in I/O in every turn since its deadline; the answer is empty once all were checked."""
         self.want = want
         self.consumer = consumer
         self.timeout = timeout
@@ -174,7 +175,7 @@ class LeaseRequest(Request):
 
 
 class SettlePart(NamedTuple):
-    """Items of one lease: all that are open when offsets are None."""
+    """Items of one lease; None is all that are not settled."""
 
     partition: int
     lease: int
@@ -211,7 +212,7 @@ class SettleRequest(Request):
         self.counted = counted
         self.timeout = timeout
         self.alone = alone
-        """Of a burial: those behind in a key's line stay with their lease."""
+        """Of a burial: whether later items of the same key stay leased."""
         self.then = then
         """Follow-ups: (incarnation, items)."""
         self.request = request
@@ -225,7 +226,7 @@ SettleAnswer = list[Settled | Refused]
 
 
 class FunctionRequest(Request):
-    """Anything an operator asks: a function of the queue's `QueueEngine`, run in a turn."""
+    """An administrative operation or a query: a function of the queue's `QueueEngine`, run in a turn."""
 
     verb = "admin"
     reserved = True
@@ -236,21 +237,20 @@ class FunctionRequest(Request):
         super().__init__(deadline)
         self.function = function
         self.needs_all_open = needs_all_open
-        """Whether it needs every partition open; else what is known of the closed ones will do."""
         self.recorded_elsewhere = recorded_elsewhere
-        """Done whatever becomes of the turn: it is recorded elsewhere, and made good in the partitions."""
+        """Whether it succeeds even when a commit fails: it is in the catalog, and partitions that missed it get it."""
 
 
 class ResizeRequest(FunctionRequest):
-    """Other partitions for the queue. It is run first in its turn: what it records in the catalog must rest on nothing uncommitted."""
+    """Changes the queue's partitions. Runs first in its turn: the catalog may record only committed states."""
 
 
 class PartitionsNotOpen(Exception):
-    """Raised by a reshape whose new partitions are not open yet: it is run again when they are."""
+    """Raised by a resize whose new partitions are not open; it is run again when they are."""
 
 
 class AwaitRequest(Request):
-    """Wait until there are items at or beyond these offsets; answered with True, or False at the deadline."""
+    """Wait until a partition has an item at or after its offset. Answered with True, or False at the deadline."""
 
     verb = "watch"
 
@@ -260,7 +260,7 @@ class AwaitRequest(Request):
 
 
 class DeliverRequest(Request):
-    """Transfers arrive, in order. Answered with (sequence, offset of its first item, -1 when not known) for each that is taken."""
+    """Store transfers in a partition. Answered with (sequence, offset of the first item or -1) of each stored one."""
 
     verb = "transfer"
     reserved = True
@@ -270,11 +270,11 @@ class DeliverRequest(Request):
         self.partition = partition
         self.source = source
         self.entries = entries
-        """(sequence, items); None when damage took all of them."""
+        """(sequence, items); None when damage took all items."""
 
 
 class ConfirmRequest(Request):
-    """What became of transfers from here, or an error."""
+    """Tells the source queue that transfers were stored, or why not."""
 
     verb = "transfer"
     reserved = True
@@ -286,13 +286,13 @@ class ConfirmRequest(Request):
         self.partition = partition
         self.destination = destination
         self.until = until
-        """The last sequence that was under way."""
+        """The last sequence of the delivery."""
         self.arrived = arrived
-        """(sequence, base) of each that was taken."""
+        """(sequence, offset of the first item) of each that was stored."""
         self.failed = failed
 
 
-# -- where they wait --------------------------------------------------------------------------------
+# -- pending requests -------------------------------------------------------------------------------
 
 
 PLACES = 10_000
@@ -300,16 +300,14 @@ RESERVED = 2_000
 
 
 class PendingRequests:
-    """Requests in the order in which they came.
+    """Requests that wait for a turn, in the order of arrival.
 
-    Bounded: a full one refuses at once (`QueueBusy`), but for the places kept free for what relieves the queue: complete, retry, bury,
-    extend, an operator's word, transfers. Entering and taking out need no lock beyond the interpreter's: a deque is enough.
+    At most PLACES; more are refused (`QueueBusy`). RESERVED further places are for complete, retry, bury, extend,
+    administrative operations and transfers. Needs no lock: the methods of a deque are atomic.
     """
 
-    def __init__(self, name: str, places: int = PLACES, reserved: int = RESERVED) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._places = places
-        self._reserved = reserved
         self._waiting: deque[Request] = deque()
         self.closed = False
 
@@ -317,27 +315,30 @@ class PendingRequests:
         return len(self._waiting)
 
     def enter(self, request: Request, held: int = 0) -> None:
-        """Take a request in, or refuse it. `held` others have a place already although a turn has taken them."""
+        """Add a request, or refuse it. `held` requests count too: a turn has taken them, and they still wait."""
         if self.closed:
             raise queue_closed_error(self._name)
-        if len(self._waiting) + held >= self._places + (self._reserved if request.reserved else 0):
+        if len(self._waiting) + held >= PLACES + (RESERVED if request.reserved else 0):
             raise QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
         self._waiting.append(request)
-        if self.closed and request.claim():  # closing looked before this one came
+        if self.closed and request.claim():  # the queue was closed meanwhile
             raise queue_closed_error(self._name)
 
     def post(self, request: Request) -> None:
-        """Take in what must not be refused: the queue's own messages."""
+        """Add a message of a queue, which must not be refused."""
         self._waiting.append(request)
 
     def requeue(self, requests: Sequence[Request]) -> None:
-        """Take in again, before all others, what a turn had taken and that was undone with it."""
+        """Put requests of an undone turn back, before all others."""
         for request in reversed(requests):
             request.release()
             self._waiting.appendleft(request)
 
     def take(self, most: int, taken: list[Request]) -> None:
-        """Up to `most` requests whose callers have not given up, out of the inbox; at no moment is one in nobody's hands."""
+        """Move up to `most` requests to `taken`, without those whose callers gave up.
+
+        A request is added to `taken` before it is removed here, so that an interrupt loses none.
+        """
         while self._waiting and len(taken) < most:
             taken.append(self._waiting[0])
             if not taken[-1].claim():
@@ -345,12 +346,17 @@ class PendingRequests:
             self._waiting.popleft()
 
     def wake_one(self) -> bool:
-        """Open the gate of one caller that sleeps, so that it leads the next turn."""
+        """Wake one caller, so that its thread runs the next turn."""
         try:
             return any(not request.taken and request.wake() for request in self._waiting)
-        except RuntimeError:  # somebody entered while we looked
+        except RuntimeError:  # a request was added during the search
             return self.wake_one()
 
 
 def queue_closed_error(name: str) -> BrokerClosed:
     return BrokerClosed(f"queue {name!r} is closed here; open the broker again")
+
+
+def not_reached_error(name: str, partition: int | None = None) -> QueueBusy:
+    what = f"queue {name!r} did not get to the request in time; nothing was done, try again in a moment"
+    return QueueBusy(what if partition is None else f"partition {partition} of {what}")

@@ -1,13 +1,14 @@
-"""Which segments may go, which are worth rewriting, and when retention has to look again.
+"""Retention of a partition: which segments to delete, which to rewrite, and when.
 
-Owns: `plan`, estimates of size, `buried_to_drop` (buried items whose time is nearly over), all pure; and `RetentionSchedule`. `FreeSpaceCheck`, the disk space
-below which produce is refused, so that there is room to complete, bury and tidy up.
-Segments are looked at from the oldest on, as long as a limit of the retention is exceeded
-and no cursor stands in the way. Those without a needed item at the very front are dropped. Behind a needed item everything is pinned: a
-stretch of pinned segments is rewritten into one that holds just what is needed, when at least half of it is not, or when it has become
-many small files. The newest two segments are left alone: recovery must always have a Base to fall back on.
-Ages are elapsed time, so that setting the date changes none of them. A segment is as old as its youngest frame: what goes by its age is
-older than `max_age`. So that it goes soon after that, no segment with items is added to for longer than `rotation_age`.
+Owns: `plan_retention`, estimates of size, `buried_to_drop` (buried items that will soon be deleted), all pure;
+`RetentionSchedule`; and `FreeSpaceCheck`, the disk space below which produce is refused, so that there is room to
+complete, bury and delete. Segments are examined from the oldest on, while a limit of the retention is exceeded and no
+cursor points before their end. Leading segments without a needed item are deleted. Later ones cannot be: a range of
+them is rewritten into one segment with only the needed items, when at least half of the items are not needed, or when
+it has become many small files. The newest two segments are never changed: recovery must always have a Base.
+Ages are elapsed time, so that setting the date changes none. A segment is as old as its youngest frame: what is deleted
+by age is older than `max_age`. So that it is deleted soon after that, a segment with items is closed after
+`rotation_age`.
 """
 
 from bisect import bisect_right
@@ -25,26 +26,26 @@ from penstock.words.limits import MIB, Retention
 UNTOUCHED = 2
 MERGE_SEGMENTS = 8
 SEGMENT_AGE = 1 * DAY
-"""A segment is not added to for longer, whatever the retention says."""
+"""A segment is closed at this age at the latest."""
 DROPS_AT_ONCE = 16
-"""Segments that go in one pass: others want the partition too."""
-FIRST_LOOK = 15 * SECOND
-"""After opening: those who open a partition to use it come first."""
+"""Segments deleted in one run, so that requests do not wait long for the partition."""
+FIRST_RUN = 15 * SECOND
+"""When retention first runs after opening: the requests that opened the partition come first."""
 
 
 class RetentionPlan(NamedTuple):
-    """Drop the first `drop` segments; then rewrite those from `first` to `last` (numbers before the drop) so that only `keep` stays."""
+    """Delete the first `drop` segments; rewrite those from `first` to `last` with only the items of `keep`."""
 
     drop: int
     first: int
     last: int
     keep: list[int]
     forget: list[int]
-    """Runs of items whose bytes go."""
+    """Runs of items that are deleted."""
     more: bool = False
-    """Whether more could be dropped at once."""
+    """Whether more segments could be deleted now."""
     held_until: int | None = None
-    """When the first of the items that are kept only because they were buried lately may go, by elapsed time."""
+    """The elapsed time at which the first item may be deleted that is kept only because it was buried recently."""
 
     @property
     def rewrites(self) -> bool:
@@ -52,19 +53,19 @@ class RetentionPlan(NamedTuple):
 
 
 class RetentionResult(NamedTuple):
-    """What a pass of retention did."""
+    """What one run of retention did."""
 
     segments: int
-    """Dropped."""
+    """Deleted segments."""
     rewritten: int
     items: int
-    """Resolved items let go."""
+    """Deleted items, all of them resolved."""
     size_bytes: int
     buried: int = 0
     """How many of the items were buried."""
 
     def __str__(self) -> str:
-        done = f"{self.segments} segments dropped, {self.rewritten} rewritten, {self.items:,} resolved items let go"
+        done = f"{self.segments} segments dropped, {self.rewritten} rewritten, {self.items:,} resolved items deleted"
         if self.buried:
             done += f" ({self.buried:,} of them buried)"
         return f"{self.size_bytes:,} bytes freed: {done}"
@@ -80,7 +81,7 @@ def plan_retention(
     drops: int = 1 << 30,
     untouched: int = UNTOUCHED,
 ) -> RetentionPlan:
-    """What retention asks for at this elapsed time. `thorough`: rewrite whatever frees anything. `drops`: no more segments than that."""
+    """What to delete and rewrite now. `thorough`: rewrite if it frees anything. `drops`: most segments to delete."""
     over, old = _over(segments, retention), _old(segments, retention, now)
     stops = [segments[number + 1].base_offset for number in range(max(over, old))]
     cursor = min(state.cursors.values(), default=state.next_offset)
@@ -88,10 +89,10 @@ def plan_retention(
         stops.pop()
     kept = offsets_to_keep(state, stops[-1]) if stops else RunSet()
     held_until = None
-    if len(stops) > over:  # by their age alone: what was buried lately is kept for as long again
-        lately = buried_since(state, segments[over].base_offset, stops[-1], now - retention.max_age)
-        held_until = min((state.burials[offset].since + retention.max_age for offset in lately), default=None)
-        for offset in lately:
+    if len(stops) > over:  # only because of age: items buried recently are kept for max_age from then
+        recent = buried_since(state, segments[over].base_offset, stops[-1], now - retention.max_age)
+        held_until = min((state.burials[offset].since + retention.max_age for offset in recent), default=None)
+        for offset in recent:
             kept.add(offset, offset + 1)
     drop = 0
     while drop < len(stops) and not kept.overlaps(0, stops[drop]):
@@ -102,7 +103,7 @@ def plan_retention(
     pinned = min(len(stops), len(segments) - untouched)
     forget = RunSet((0, start))
     keep: list[int] = []
-    if not more and pinned > drop and _worth_it(segments[drop:pinned], start, stops[pinned - 1], kept, state, thorough):
+    if not more and pinned > drop and _is_worth_rewrite(segments[drop:pinned], start, stops[pinned - 1], kept, state, thorough):
         keep = kept.within(start, stops[pinned - 1])
         forget.add(start, stops[pinned - 1])
         forget.remove_all(keep)
@@ -113,7 +114,7 @@ def plan_retention(
 
 
 def _over(segments: Sequence[SegmentFacts], retention: Retention) -> int:
-    """How many of the oldest segments are too many, or more than there is to be room for."""
+    """How many of the oldest segments exceed max_bytes or max_segments."""
     total = sum(segment.size_bytes for segment in segments)
     most = _most(segments, retention)
     for number in range(most):
@@ -126,7 +127,7 @@ def _over(segments: Sequence[SegmentFacts], retention: Retention) -> int:
 
 
 def _old(segments: Sequence[SegmentFacts], retention: Retention, now: int) -> int:
-    """How many of the oldest segments hold nothing that is younger than `max_age`."""
+    """How many of the oldest segments hold only frames older than `max_age`."""
     if not retention.max_age:
         return 0
     return bisect_right(segment_ends(segments, now)[: _most(segments, retention)], now - retention.max_age)
@@ -137,7 +138,7 @@ def _most(segments: Sequence[SegmentFacts], retention: Retention) -> int:
 
 
 def segment_ends(segments: Sequence[SegmentFacts], now: int) -> list[int]:
-    """When each segment but the newest ended, by elapsed time: when the next began. Where that cannot be read, a later time."""
+    """The elapsed time at which each segment but the newest ended, or a later one where that is not readable."""
     found: list[int] = []
     end = now
     for following in reversed(segments[1:]):
@@ -146,17 +147,17 @@ def segment_ends(segments: Sequence[SegmentFacts], now: int) -> list[int]:
     return found[::-1]
 
 
-def _worth_it(segments: Sequence[SegmentFacts], start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
-    """Whether rewriting these segments frees enough."""
+def _is_worth_rewrite(segments: Sequence[SegmentFacts], start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
+    """Whether a rewrite of these segments frees enough."""
     live = count(kept.within(start, stop))
-    there = stop - start
-    if all(segment.rewritten for segment in segments):  # what was let go then is not there any more
-        there -= count(state.dropped.within(start, stop))
-    return live * 2 <= there or len(segments) >= MERGE_SEGMENTS or (thorough and live < there)
+    present = stop - start
+    if all(segment.rewritten for segment in segments):  # dropped items were removed by that rewrite
+        present -= count(state.dropped.within(start, stop))
+    return live * 2 <= present or len(segments) >= MERGE_SEGMENTS or (thorough and live < present)
 
 
 def unresolved_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
-    """About how many bytes unresolved items take: of each segment the share that its unresolved items are of all."""
+    """About how many bytes unresolved items take: of each segment its share of unresolved items."""
     size = 0
     ends = [facts.base_offset for facts in segments[1:]] + [state.next_offset]
     for facts, stop in zip(segments, ends, strict=True):
@@ -179,74 +180,74 @@ LEAST_ROTATION_AGE = 30 * SECOND
 
 
 def rotation_age(retention: Retention, segment_age: int = SEGMENT_AGE) -> int:
-    """How long a segment that holds items is added to. Where segments are counted it does not depend on `max_age`: more of them would
-    mean that each item is kept for a shorter time."""
+    """The age at which a segment with items is closed. With `max_segments` it does not depend on `max_age`:
+    more segments would shorten the time for which items are kept."""
     if not retention.max_age or retention.max_segments:
         return segment_age
     return min(segment_age, max(retention.max_age // 20, LEAST_ROTATION_AGE))
 
 
 def recheck_age(retention: Retention) -> int:
-    """How long retention leaves a partition alone in which something old could not go and something has happened since."""
-    return max(retention.max_age // 40, FIRST_LOOK)
+    """How long until retention runs again when old segments could not be deleted and the partition has changed."""
+    return max(retention.max_age // 40, FIRST_RUN)
 
 
 def warning_period(retention: Retention) -> int:
-    """How long before they are dropped buried items are warned of: a tenth of `max_age`, at least an hour, but no more than half of it."""
+    """How long before buried items are deleted to warn: a tenth of `max_age`, at least an hour, at most half."""
     return max(retention.max_age // 10, min(HOUR, retention.max_age // 2))
 
 
 class RetentionSchedule:
-    """When retention has something to look at in a partition, by elapsed time. It learns of the segments by looking."""
+    """When retention must run in a partition, by elapsed time, from the segments as of its last run."""
 
     def __init__(self) -> None:
-        self._ends: list[int] | None = None  # not known before the first look
-        self._looked_at = 0
-        self._look_again_at = 0
-        self._changes = 0
+        self._ends: list[int] | None = None  # None until the first run
+        self._last_run = 0
+        self._run_again_at = 0
+        self._records = 0
         self._held_until: int | None = None
 
     def opened(self, now: int) -> None:
-        """The partition was opened: it is looked at before long."""
+        """Plan the first run after the partition was opened."""
         self._ends = None
-        self._look_again_at = now + FIRST_LOOK
+        self._run_again_at = now + FIRST_RUN
 
     def postpone(self, now: int, retention: Retention) -> None:
-        """A look could not be brought to its end: nothing is known of the segments, and the next one waits."""
+        """Plan the next run after one that failed."""
         self._ends = None
-        self._look_again_at = now + recheck_age(retention)
+        self._run_again_at = now + recheck_age(retention)
 
-    def learn(self, segments: Sequence[SegmentFacts], now: int) -> None:
-        """Before the first look: what the segments are, so that one which is closed is not opened again for a look that finds nothing."""
+    def note_segments(self, segments: Sequence[SegmentFacts], now: int) -> None:
+        """Note the segments of a partition closed before its first run, so that it is not opened for a useless one."""
         if self._ends is None:
-            self._ends, self._looked_at = segment_ends(segments, now), -1
+            self._ends, self._last_run = segment_ends(segments, now), -1
 
-    def looked(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, changes: int, done: RetentionPlan) -> None:
-        """A look is over, after so many changes of the state, and this was done."""
+    def note_run(self, segments: Sequence[SegmentFacts], now: int, retention: Retention, records: int, done: RetentionPlan) -> None:
+        """Note a run: the segments after it, the number of records applied so far, and its plan."""
         self._ends = segment_ends(segments, now)
-        self._looked_at = now
-        self._look_again_at = now if done.more else now + recheck_age(retention)
-        self._changes = changes - 1 if done.more else changes
-        self._held_until = None if done.held_until is None else max(done.held_until, self._look_again_at)
+        self._last_run = now
+        self._run_again_at = now if done.more else now + recheck_age(retention)
+        self._records = records - 1 if done.more else records
+        self._held_until = None if done.held_until is None else max(done.held_until, self._run_again_at)
 
-    def next(self, retention: Retention, rotate_at: int | None, changes: int) -> int | None:
-        """When to look next; None: not unless something happens. `rotate_at`: when the newest segment is to be closed, if it is."""
+    def next(self, retention: Retention, rotate_at: int | None, records: int) -> int | None:
+        """When to run next; None: not before a change. `rotate_at`: when the newest segment is closed by age."""
         if self._ends is None:
-            return self._look_again_at
+            return self._run_again_at
         times = [] if rotate_at is None else [rotate_at]
         most = len(self._ends) + 1 - max(1, retention.min_segments)
-        seen = bisect_right(self._ends, self._looked_at - retention.max_age)
+        seen = bisect_right(self._ends, self._last_run - retention.max_age)
         if seen < most:
             times.append(self._ends[seen] + retention.max_age)
-        if min(seen, most) > 0 and changes != self._changes:  # it was old when last looked at and could not go: perhaps now it can
-            times.append(self._look_again_at)
+        if min(seen, most) > 0 and records != self._records:  # an old segment could not be deleted; now it may be
+            times.append(self._run_again_at)
         if self._held_until is not None:
             times.append(self._held_until)
         return min(times, default=None)
 
 
 def buried_to_drop(segments: Sequence[SegmentFacts], state: State, now: int) -> tuple[int, int]:
-    """How many buried items retention is to drop before long because of their age, and in how many microseconds it begins; or (0, 0)."""
+    """How many buried items retention will soon delete because of age, and in how many microseconds; or (0, 0)."""
     retention = state.policy.retention
     if not retention.max_age or not state.buried_set:
         return 0, 0
@@ -274,26 +275,26 @@ def buried_to_drop(segments: Sequence[SegmentFacts], state: State, now: int) -> 
 # -- disk space -------------------------------------------------------------------------------------
 
 
-LOOK_BYTES = 64 * MIB
+CHECK_BYTES = 64 * MIB
 
 
 class FreeSpaceCheck:
-    """How many bytes must stay free; 0 is no floor. The system is asked every LOOK_BYTES written, and always once the floor is near."""
+    """Checks that a number of bytes stay free; 0 is no limit. Asks the system every CHECK_BYTES and near the limit."""
 
-    __slots__ = ("_known", "_log", "_since", "bytes")
+    __slots__ = ("_known", "_log", "_written", "bytes")
 
     def __init__(self, log: Log, least: int) -> None:
         self.bytes = least
         self._log = log
         self._known = 0
-        self._since = LOOK_BYTES
+        self._written = CHECK_BYTES
 
     def used(self, size: int) -> None:
-        self._since += size
+        self._written += size
 
     def check(self) -> None:
-        """Raise QueueFull when less than the floor is free."""
-        if self._since >= LOOK_BYTES or self._known - self._since < self.bytes + LOOK_BYTES:
-            self._known, self._since = self._log.free_bytes(), 0
-        if self._known - self._since < self.bytes:
+        """QueueFull when too few bytes are free."""
+        if self._written >= CHECK_BYTES or self._known - self._written < self.bytes + CHECK_BYTES:
+            self._known, self._written = self._log.free_bytes(), 0
+        if self._known - self._written < self.bytes:
             raise QueueFull(f"only {self._known:,} bytes are free and {self.bytes:,} must stay so; make room, or wait for retention")

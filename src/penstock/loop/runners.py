@@ -1,7 +1,7 @@
-"""Threads that run the turns nobody calls for, shared by all queues of a broker.
+"""Threads that run turns which no caller's thread runs. All queues of a broker share them.
 
-Owns: `Runners`: a few threads that run turns, one that waits for the next thing to come due. They are begun when they are first needed.
-A turn never waits for a disk (loop.py), so a few threads serve many queues.
+Owns: `Runners`: up to THREADS threads that run turns, and one that waits for the next planned turn. They start when
+they are first needed. A turn never waits for a disk (loop.py), so a few threads serve many queues.
 """
 
 import threading
@@ -19,12 +19,12 @@ IDLE_SECONDS = 60.0
 
 
 class Runnable(Protocol):
-    """A queue's loop, as runners see it."""
+    """What runners need of a queue's loop."""
 
     woken: bool
-    """Whether it waits for a runner."""
+    """Whether it is in the list of loops that wait for a runner."""
     wakes_at: int | None
-    """When it is to be woken, elapsed, if nobody does before."""
+    """The elapsed time of its planned turn."""
 
     def run(self) -> None:
         """Run a turn. Must not raise."""
@@ -32,7 +32,7 @@ class Runnable(Protocol):
 
 
 class Runners:
-    """The threads of a broker."""
+    """The threads that run turns."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class Runners:
         self._closed = False
 
     def wake(self, loop: Runnable) -> None:
-        """Have a turn run, soon."""
+        """Have a turn run soon."""
         if loop.woken or self._closed:
             return
         loop.woken = True
@@ -62,7 +62,7 @@ class Runners:
                     self._begin(self._run)
 
     def plan(self, loop: Runnable, when: int) -> None:
-        """Have a turn run at that time, elapsed, unless one is planned before: what it finds to do then is planned anew."""
+        """Have a turn run at an elapsed time, unless one is planned before: that one plans the next."""
         with self._changing:
             if self._closed or (loop.wakes_at is not None and loop.wakes_at <= when):
                 return
@@ -75,7 +75,7 @@ class Runners:
             self._alarm.put(None)
 
     def close(self) -> None:
-        """End the threads; turns that run are finished."""
+        """Finish the running turns and end the threads."""
         with self._changing:
             self._closed = True
             threads = [*self._threads]
@@ -97,7 +97,7 @@ class Runners:
             self._idle -= 1
             if loop is None:
                 return
-            loop.woken = False  # who wakes it from here on wants another turn
+            loop.woken = False  # a wake-up from here on needs another turn
             loop.run()
 
     def _watch(self) -> None:

@@ -1,6 +1,7 @@
-"""Complete, retry, bury and extend, for a whole queue: each part goes to the partition whose lease it presents.
+"""The step of a turn that completes, retries, buries and extends leased items.
 
-Owns: `SettleStep`. Every part has its own result: good ones are done even when others are refused.
+Owns: `SettleStep`. Each part of a request goes to the partition of its lease and has its own result: a refused part
+does not stop the others.
 """
 
 from collections.abc import Sequence
@@ -18,50 +19,50 @@ from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Queu
 
 
 class SettleStep:
-    """The settling of a queue's leases."""
+    """Settles items of a queue's leases."""
 
-    def __init__(self, partitions: PartitionSet, carrying: TransferStep) -> None:
+    def __init__(self, partitions: PartitionSet, transfer_step: TransferStep) -> None:
         self._partitions = partitions
-        self._carrying = carrying
+        self._transfer_step = transfer_step
 
     def run(self, request: requests.SettleRequest) -> None:
         try:
-            letters = self._carrying.follow_ups(request.then) if request.then else []
+            follow_ups = self._transfer_step.follow_ups(request.then) if request.then else []
         except QueueNotFound as error:
-            raise InvalidRequest(f"the queue of a follow-up is gone ({error}); nothing was completed") from error
-        self._partitions.answer(request, [self._settle(request, part, letters) for part in request.parts])
+            raise InvalidRequest(f"the queue of a follow-up does not exist ({error}); nothing was completed") from error
+        self._partitions.answer(request, [self._settle(request, part, follow_ups) for part in request.parts])
 
-    def _settle(self, request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> Settled | Refused:
-        member = self._partitions.handles.get(part.partition)
-        if member is None:
+    def _settle(self, request: requests.SettleRequest, part: SettlePart, follow_ups: list[commands.FollowUpBatch]) -> Settled | Refused:
+        handle = self._partitions.handles.get(part.partition)
+        if handle is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
         try:
-            answer = self._partitions.run(member, _command(request, part, letters))
+            answer = self._partitions.run(handle, _command(request, part, follow_ups))
         except PenstockError as error:
             return Refused.of(error)
         assert isinstance(answer, Settled)
         return answer
 
-    def give_back_owed(self, member: PartitionHandle) -> None:
-        """Leases that a failing partition gave and nobody got."""
-        owed, member.undelivered_leases = member.undelivered_leases, []
-        for lease in owed:
-            with suppress(PenstockError):  # it has ended meanwhile
-                self._partitions.run(member, commands.RetryLeased(lease, counted=False))
+    def return_undelivered(self, handle: PartitionHandle) -> None:
+        """Return the items of leases that a failing partition granted and that never reached their callers."""
+        leases, handle.undelivered_leases = handle.undelivered_leases, []
+        for lease in leases:
+            with suppress(PenstockError):  # the lease has ended
+                self._partitions.run(handle, commands.RetryLeased(lease, counted=False))
 
-    def give_back(self, handed: Sequence[LeaseResult]) -> None:
-        """Nobody took these items: they go back in the next turn as if they had not been leased."""
-        for one in handed:
+    def return_items(self, results: Sequence[LeaseResult]) -> None:
+        """Return items whose caller left before the answer; the next turn does it and counts no attempt."""
+        for one in results:
             self._partitions.post(requests.SettleRequest("retry", [SettlePart(one.partition, one.granted.lease)], counted=False))
             self._partitions.wants_turn = True
 
 
-def _command(request: requests.SettleRequest, part: SettlePart, letters: list[commands.FollowUpBatch]) -> commands.Command:
+def _command(request: requests.SettleRequest, part: SettlePart, follow_ups: list[commands.FollowUpBatch]) -> commands.Command:
     name = None
-    if request.request is not None:  # one id may settle several leases
+    if request.request is not None:  # one request id may settle several leases
         name = digest(request.action.encode(), request.request, part.lease.to_bytes(8, "big"))
     if request.action == "complete":
-        return commands.CompleteLeased(part.lease, part.offsets, name, letters)
+        return commands.CompleteLeased(part.lease, part.offsets, name, follow_ups)
     if request.action == "retry":
         return commands.RetryLeased(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
     if request.action == "bury":

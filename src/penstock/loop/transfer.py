@@ -1,9 +1,9 @@
-"""Transfers: what leaves a queue and what arrives.
+"""Transfers of items to other partitions and queues.
 
-Owns: `TransferStep`. Dead letters, redrives, follow-ups and items whose key lives elsewhere now all go the same way: a record in the
-source's outbox, durable before anything else happens; a delivery to the queue of the destination, which takes each sequence once; the
-news of its arrival back to the source. One transfer at a time is under way per source and destination, so that they arrive in order.
-One that fails is tried again after a while; nothing is dropped.
+Owns: `TransferStep`. Dead letters, redrives, follow-ups and strays are all sent the same way: a record in the source's
+outbox, made durable first; a delivery to the destination queue, which stores each sequence once; a confirmation to the
+source. From one source to one destination one delivery is under way at a time, so that items arrive in order. A
+delivery that fails is repeated after RETRY_AFTER, for ever.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,213 +33,213 @@ from penstock.words.origin import Origin
 
 SEND_ITEMS = 1_000
 SEND_BYTES = 16 * MIB
-"""A transfer holds about so much; an item more, if it is large."""
+"""About how much one transfer holds; a large item may exceed it."""
 READ_ITEMS = 32
-DISPATCH_ITEMS = 4 * SEND_ITEMS
-"""Dead letters that leave a partition in one turn."""
+DEAD_LETTERS_PER_TURN = 4 * SEND_ITEMS
+"""Dead letters that a partition sends in one turn."""
 RETRY_AFTER = 1 * SECOND
 
 
 class QueueRouter(msgspec.Struct):
-    """How a queue reaches others: set by the broker."""
+    """How a queue reaches other queues; the broker provides it."""
 
     post: Callable[[int, Request], None]
-    """Put a request into the inbox of the queue with that incarnation; raises QueueNotFound."""
+    """Add a request to the pending ones of the queue of an incarnation; raises QueueNotFound."""
     map_of: Callable[[int], tuple[SlotMap, Sequence[int]]]
-    """The slot map and the partitions that take items of a queue; raises QueueNotFound."""
+    """The slot map and the active partitions of the queue of an incarnation; raises QueueNotFound."""
 
 
 class TransferStep:
-    """The transfers of a queue."""
+    """Sends and stores the transfers of a queue."""
 
-    def __init__(self, partitions: PartitionSet, office: QueueRouter) -> None:
+    def __init__(self, partitions: PartitionSet, router: QueueRouter) -> None:
         self._partitions = partitions
-        self._office = office
+        self._router = router
         self.dead = 0
         """The incarnation of the dead queue; 0 is none."""
         self._spread = 0
         self._senders: dict[int, PartitionHandle] = {}
-        """Partitions whose outboxes may hold something."""
+        """Partitions whose outboxes may hold transfers."""
         self.ending = False
-        """The queue is being deleted: nothing leaves any more."""
+        """Whether the queue is being deleted, so that nothing is sent."""
 
     @property
     def busy(self) -> bool:
-        """Whether an outbox may hold something."""
+        """Whether an outbox may hold a transfer."""
         return bool(self._senders)
 
     # -- at the source -------------------------------------------------------------------------------
 
     def send_buried(self) -> None:
-        """With a dead queue, whatever is buried here leaves for it."""
+        """Send buried items to the dead queue."""
         if self.ending:
             return
-        for member in self._partitions.usable():
-            if member.state.buried_set:
-                chosen = first_of(member.state.buried_set.runs, DISPATCH_ITEMS)
-                self._partitions.wants_turn = self._partitions.wants_turn or count(chosen) < len(member.state.buried_set)
-                with suppress(PenstockError):  # it stays buried, and is tried again in the next turn
-                    self.send(member, offsets(chosen), self.dead)
+        for handle in self._partitions.usable():
+            if handle.state.buried_set:
+                chosen = first_of(handle.state.buried_set.runs, DEAD_LETTERS_PER_TURN)
+                self._partitions.wants_turn = self._partitions.wants_turn or count(chosen) < len(handle.state.buried_set)
+                with suppress(PenstockError):  # they stay buried, and the next turn tries again
+                    self.send(handle, offsets(chosen), self.dead)
 
-    def forward(self, member: PartitionHandle, strays: Sequence[int]) -> None:
-        """Items that became ready where their slot no longer lives leave for where it does."""
-        self.send(member, strays, self._partitions.incarnation, parking=False)
+    def forward(self, handle: PartitionHandle, strays: Sequence[int]) -> None:
+        """Send strays to the partitions that now own their slots."""
+        self.send(handle, strays, self._partitions.incarnation, parking=False)
 
-    def send(self, member: PartitionHandle, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
-        """Items leave for another queue (or this one), each for the partition where its key lives there.
+    def send(self, handle: PartitionHandle, chosen: Sequence[int], incarnation: int, *, parking: bool = True) -> None:
+        """Record transfers of items to a queue, each to the partition of its key there.
 
-        With `parking`, one for which a key is parked in that queue goes back to its old place.
+        With `parking`, an item for which a key is parked in that queue goes back to the partition of the parked key.
         """
-        self._refuse_at_the_end()
-        slots, active = self._office.map_of(incarnation)
+        self._check_not_ending()
+        slots, active = self._router.map_of(incarnation)
         shares: dict[int, list[int]] = {}
         size = items_sent = 0
         for start in range(0, len(chosen), READ_ITEMS):
-            for items in self._read(member, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
-                homes = self._homes(items, incarnation if parking else -1, slots, active)
-                for offset, home, payload in zip(_offsets(items), homes, items.batch.payloads, strict=True):
+            for items in self._read(handle, from_offsets(sorted(chosen[start : start + READ_ITEMS]))):
+                numbers = self._destinations(items, incarnation if parking else -1, slots, active)
+                for offset, number, payload in zip(_offsets(items), numbers, items.batch.payloads, strict=True):
                     if items_sent and (size + len(payload) > SEND_BYTES or items_sent >= SEND_ITEMS):
-                        self._enter(member, shares, incarnation)
+                        self._record(handle, shares, incarnation)
                         size = items_sent = 0
-                    shares.setdefault(home, []).append(offset)
+                    shares.setdefault(number, []).append(offset)
                     size += len(payload)
                     items_sent += 1
-        self._enter(member, shares, incarnation)
+        self._record(handle, shares, incarnation)
 
-    def _enter(self, member: PartitionHandle, shares: dict[int, list[int]], incarnation: int) -> None:
-        for home, share in shares.items():
-            self._partitions.run(member, commands.Send(share, pack_destination(incarnation, home)))
+    def _record(self, handle: PartitionHandle, shares: dict[int, list[int]], incarnation: int) -> None:
+        for number, share in shares.items():
+            self._partitions.run(handle, commands.Send(share, pack_destination(incarnation, number)))
         shares.clear()
         self._spread += 1
 
-    def _homes(self, items: Items, parked_in: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
-        """Where items go: by key; without one all together to one partition after the other; parked ones back to their old place."""
+    def _destinations(self, items: Items, parked_in: int, slots: SlotMap, active: Sequence[int]) -> list[int]:
+        """The partition of each item: by key; without a key another one for each transfer; parked ones go back."""
         anywhere = active[self._spread % len(active)]
-        homes = slots.partitions_of(items.batch, anywhere)
+        numbers = slots.partitions_of(items.batch, anywhere)
         for index, packed in enumerate(items.batch.origins or ()):
             parking = origin.decode(packed).parking_in(parked_in) if packed is not None else None
             if parking is not None:
-                homes[index] = parking[0]
-        return homes
+                numbers[index] = parking[0]
+        return numbers
 
     def follow_ups(self, then: Sequence[tuple[int, Batch]]) -> list[commands.FollowUpBatch]:
-        """Follow-ups as letters: cut by destination."""
-        self._refuse_at_the_end()
+        """Follow-ups, divided by destination partition."""
+        self._check_not_ending()
         found: list[commands.FollowUpBatch] = []
         for incarnation, batch in then:
-            slots, active = self._office.map_of(incarnation)
+            slots, active = self._router.map_of(incarnation)
             self._spread += 1
             anywhere = active[self._spread % len(active)]
-            homes = slots.partitions_of(batch, anywhere)
-            for home in sorted(set(homes)):
-                share = batch.take([index for index, there in enumerate(homes) if there == home])
-                found.append(commands.FollowUpBatch(pack_destination(incarnation, home), codec.pack_batch(share)))
+            numbers = slots.partitions_of(batch, anywhere)
+            for number in sorted(set(numbers)):
+                share = batch.take([index for index, other in enumerate(numbers) if other == number])
+                found.append(commands.FollowUpBatch(pack_destination(incarnation, number), codec.pack_batch(share)))
         return found
 
     def stop_sending(self) -> bool:
-        """Nothing leaves from now on, unless something is on its way still; whether that is so."""
+        """Stop sending, if no outbox holds a transfer; whether it is stopped."""
         self.ending = not self.outgoing_count and not self.outbox_unreadable
         return self.ending
 
     @property
     def outbox_unreadable(self) -> bool:
-        """Whether an outbox cannot be looked at: its partition is failing or out, or what is seen there is not committed yet."""
-        members = self._partitions.handles.values()
+        """Whether an outbox is not known: its partition is failing, in I/O or uncommitted."""
+        handles = self._partitions.handles.values()
         return any(
-            member.error is not None or member.in_io or (member.is_usable and not member.usable_partition.is_committed)
-            for member in members
+            handle.error is not None or handle.in_io or (handle.is_usable and not handle.usable_partition.is_committed)
+            for handle in handles
         )
 
-    def _refuse_at_the_end(self) -> None:
+    def _check_not_ending(self) -> None:
         if self.ending:
-            raise QueueHeld(f"queue {self._partitions.name!r} is being deleted; nothing leaves it any more")
+            raise QueueHeld(f"queue {self._partitions.name!r} is being deleted; it sends nothing any more")
 
     def note_senders(self) -> None:
-        """Partitions that were used in this turn may have something to send."""
-        for member in self._partitions.touched:
-            if member.partition is not None and member.partition.state.outbox:
-                self._senders[member.number] = member
+        """Note the partitions of this turn whose outboxes hold transfers."""
+        for handle in self._partitions.touched:
+            if handle.partition is not None and handle.partition.state.outbox:
+                self._senders[handle.number] = handle
 
     def send_outboxes(self, now: int) -> None:
-        """Set out with the first transfer of every outbox that has none under way."""
-        for member in [*self._senders.values()]:
-            if not member.is_usable or not member.usable_partition.is_committed:
+        """Deliver the first transfers of every outbox that has no delivery under way."""
+        for handle in [*self._senders.values()]:
+            if not handle.is_usable or not handle.usable_partition.is_committed:
                 continue
-            if not member.state.outbox:
-                del self._senders[member.number]
+            if not handle.state.outbox:
+                del self._senders[handle.number]
                 continue
-            for packed, line in member.state.outbox.items():
-                under_way = member.transfers_under_way.get(packed)
-                if under_way is None or (under_way < 0 and now >= -under_way):
-                    self._set_out(member, packed, line, now)
+            for packed, outbox in handle.state.outbox.items():
+                sent = handle.transfers_under_way.get(packed)
+                if sent is None or (sent < 0 and now >= -sent):
+                    self._send_first(handle, packed, outbox, now)
 
-    def _set_out(self, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
-        """With as many of the first transfers as make a good load."""
+    def _send_first(self, handle: PartitionHandle, packed: bytes, outbox: Sequence[OutboxEntry], now: int) -> None:
+        """Deliver the first transfers of an outbox, up to SEND_ITEMS or SEND_BYTES."""
         incarnation, partition = unpack_destination(packed)
         try:
             entries: list[tuple[int, Batch | None]] = []
             items = size = 0
-            for entry in line:
-                batch = codec.unpack_batch(entry.body) if entry.body else self._load(member, entry, incarnation)
+            for entry in outbox:
+                batch = codec.unpack_batch(entry.body) if entry.body else self._load(handle, entry, incarnation)
                 entries.append((entry.sequence, batch))
                 items += len(batch) if batch is not None else 0
                 size += batch.size_bytes if batch is not None else 0
                 if items >= SEND_ITEMS or size >= SEND_BYTES:
                     break
-            request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, member.number), entries)
-            request.on_done = self._news(member.number, packed, entries[-1][0])
-            self._office.post(incarnation, request)
-            member.transfers_under_way[packed] = entries[-1][
-                0
-            ]  # after it is posted: an interrupt in between has it sent twice, and it is taken once
+            request = DeliverRequest(partition, pack_destination(self._partitions.incarnation, handle.number), entries)
+            request.on_done = self._confirmation(handle.number, packed, entries[-1][0])
+            self._router.post(incarnation, request)
+            # after the post: an interrupt in between sends it twice, and the destination stores it once
+            handle.transfers_under_way[packed] = entries[-1][0]
         except PenstockError:
-            member.transfers_under_way[packed] = -(now + RETRY_AFTER)
-            self._partitions.touch(member)
+            handle.transfers_under_way[packed] = -(now + RETRY_AFTER)
+            self._partitions.touch(handle)
 
-    def _news(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
-        """What to do when a delivery is over, in whatever thread that is: tell the source."""
+    def _confirmation(self, number: int, packed: bytes, until: int) -> Callable[[Request], None]:
+        """The `on_done` of a delivery: sends its result to the source queue, from any thread."""
 
-        def tell(done: Request) -> None:
+        def confirm(done: Request) -> None:
             self._partitions.post(ConfirmRequest(number, packed, until, done.answer or () if done.error is None else (), done.error))
 
-        return tell
+        return confirm
 
-    def _load(self, member: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
-        """The items of a transfer, each with where it comes from."""
-        batches = [self._addressed(member, items, incarnation) for items in self._read(member, entry.runs)]
+    def _load(self, handle: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
+        """The items of a transfer, each with its origin; None when damage took all."""
+        batches = [self._with_origins(handle, items, incarnation) for items in self._read(handle, entry.runs)]
         return Batch.join(batches) if batches else None
 
-    def _addressed(self, member: PartitionHandle, items: Items, incarnation: int) -> Batch:
-        """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""
+    def _with_origins(self, handle: PartitionHandle, items: Items, incarnation: int) -> Batch:
+        """Items as they are sent: without schedule and dedup id, with their origin."""
         batch, known = items.batch, items.batch.origins
         keys = batch.key_ids or [NO_KEY] * len(batch)
         packed = [
-            origin.encode(self._origin(member, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
+            origin.encode(self._origin(handle, offset, keys[index], items.produced_at, known[index] if known else None, incarnation))
             for index, offset in enumerate(_offsets(items))
         ]
-        ttls = batch.ttls if incarnation == self._partitions.incarnation else None  # it begins anew, as the item does
+        # in this queue the ttl starts again; another queue has its own
+        ttls = batch.ttls if incarnation == self._partitions.incarnation else None
         return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
 
-    def _origin(self, member: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
-        """What an item that leaves says of where it was, and of where a key is parked for it."""
-        state, partitions = member.state, self._partitions
+    def _origin(self, handle: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
+        """The origin of an item that is sent: where it was, why it was buried, and where a key is parked for it."""
+        state, partitions = handle.state, self._partitions
         before = origin.decode(packed) if packed is not None else None
         burial = state.burials.get(offset)
         if burial is None and before is not None:
             if incarnation != partitions.incarnation:
                 return before
-            parked = before.parked and before.incarnation != incarnation  # keys of other queues go on waiting for its return
+            parked = before.parked and before.incarnation != incarnation  # keys of other queues stay parked for it
             parked_in = before.parked_in if before.parked_in != incarnation else 0
             parked_id = before.parked_id if parked_in else ""
             return msgspec.structs.replace(before, forwarded=True, parked=parked, parked_in=parked_in, parked_id=parked_id)
-        here = ids.format_id(member.number, offset)
+        here = ids.format_id(handle.number, offset)
         if burial is None:
             return Origin(
                 partitions.name, partitions.incarnation, here, produced_at=produced_at, forwarded=incarnation == partitions.incarnation
             )
         line = state.keys.by_key.get(key)
         others = [parking for parking in before.parkings if parking[0] != partitions.incarnation] if before is not None else []
-        others.sort(key=lambda parking: parking[0] != incarnation)  # if it returns to where its key waits for it, that is the one to keep
+        others.sort(key=lambda parking: parking[0] != incarnation)  # only one is kept: the destination's first
         return Origin(
             partitions.name,
             partitions.incarnation,
@@ -256,59 +256,59 @@ class TransferStep:
         )
 
     def confirm(self, request: ConfirmRequest) -> None:
-        """News of transfers from here."""
-        member = self._partitions.handles.get(request.partition)
-        if member is None or member.transfers_under_way.get(request.destination) != request.until:
+        """Remove confirmed transfers from an outbox; after a failure plan the next delivery."""
+        handle = self._partitions.handles.get(request.partition)
+        if handle is None or handle.transfers_under_way.get(request.destination) != request.until:
             return
         if request.failed is not None:
-            member.transfers_under_way[request.destination] = -(self._partitions.now + RETRY_AFTER)
-            self._partitions.touch(member)
+            handle.transfers_under_way[request.destination] = -(self._partitions.now + RETRY_AFTER)
+            self._partitions.touch(handle)
             return
-        del member.transfers_under_way[request.destination]
-        if member.is_usable:
+        del handle.transfers_under_way[request.destination]
+        if handle.is_usable:
             for sequence, base in request.arrived:
-                self._partitions.run(member, commands.ConfirmTransfer(request.destination, sequence, base))
+                self._partitions.run(handle, commands.ConfirmTransfer(request.destination, sequence, base))
             self._partitions.wants_turn = True
 
     # -- at the destination --------------------------------------------------------------------------
 
     def deliver(self, request: DeliverRequest) -> None:
-        """Take transfers in, but for those that were taken before; as many as go in."""
+        """Store transfers, without those stored before, up to the first that is refused."""
         partitions = self._partitions
-        member = partitions.handles.get(request.partition)
-        if member is None:
-            raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; it is tried again")
+        handle = partitions.handles.get(request.partition)
+        if handle is None:
+            raise QueueNotFound(f"queue {partitions.name!r} has no partition {request.partition}; the delivery is repeated")
         taken: list[tuple[int, int]] = []
         for sequence, batch in request.entries:
             try:
-                taken.append((sequence, self._take_in(member, request.source, sequence, batch)))
+                taken.append((sequence, self._store(handle, request.source, sequence, batch)))
             except PenstockError:
                 if not taken:
                     raise
                 break
-        partitions.answer(request, (member, taken))
+        partitions.answer(request, (handle, taken))
 
-    def _take_in(self, member: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
+    def _store(self, handle: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
-        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=member.number)
-        stored = self._partitions.run(member, command)
+        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=handle.number)
+        stored = self._partitions.run(handle, command)
         assert isinstance(stored, Stored)
         return stored.base
 
-    def _read(self, member: PartitionHandle, runs: list[int]) -> list[Items]:
-        self._partitions.touch(member)
-        return member.usable_partition.items(runs)
+    def _read(self, handle: PartitionHandle, runs: list[int]) -> list[Items]:
+        self._partitions.touch(handle)
+        return handle.usable_partition.items(runs)
 
     @property
     def outgoing_count(self) -> int:
-        """Transfers in the outboxes of this queue."""
-        return sum(len(line) for member in self._partitions.usable() for line in member.state.outbox.values())
+        """Number of transfers in the outboxes of this queue."""
+        return sum(len(outbox) for handle in self._partitions.usable() for outbox in handle.state.outbox.values())
 
     def addressed_to(self, incarnation: int) -> int:
-        """Transfers in the outboxes of this queue that are for another."""
-        lines = (pair for member in self._partitions.usable() for pair in member.state.outbox.items())
-        return sum(len(line) for packed, line in lines if unpack_destination(packed)[0] == incarnation)
+        """Number of transfers in the outboxes of this queue for another queue."""
+        outboxes = (pair for handle in self._partitions.usable() for pair in handle.state.outbox.items())
+        return sum(len(outbox) for packed, outbox in outboxes if unpack_destination(packed)[0] == incarnation)
 
 
 def _offsets(items: Items) -> range:
