@@ -326,10 +326,15 @@ def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTes
     broker.embedded = broker.storage.open()
 
 
-def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest) -> None:
+def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     threaded_broker.create("a")
     threaded_broker.create("b", partitions=3)
-    run_threads(*[threaded_broker.embedded.close] * 4)
+    broker, closed = threaded_broker.embedded, list[None]()
+    stop, close = broker.inbox.stop, broker.store.close
+    monkeypatch.setattr(broker.inbox, "stop", lambda: (stop(), threading.Event().wait(0.05)))  # long enough for all to come
+    monkeypatch.setattr(broker.store, "close", lambda: (closed.append(None), close()))
+    run_threads(*[broker.close] * 4)
+    assert len(closed) == 1
     with pytest.raises(BrokerClosed):
         threaded_broker.embedded.call(FindQueue(name="a"))
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.loop.partition_handle import FIRST_WAIT, JITTER, LAST_WAIT
 from penstock.loop.requests import LeaseRequest, ProduceRequest
+from penstock.operations import ListCursors, MoveCursor, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at, refusal
@@ -206,6 +207,34 @@ def test_dead_letters_wait_for_a_partition_that_fails(patchy: BrokerUnderTest) -
     patchy.advance_in_steps(10)
     assert source.counts() == {} and source.stats().transfers == 0
     assert dead.drain() == ["letter"]
+
+
+def test_a_redrive_is_refused_as_a_whole_while_a_partition_fails(patchy: BrokerUnderTest) -> None:
+    queue = patchy.create(partitions=4)
+    keys = one_key_each(queue)
+    queue.produce(*keys, keys=keys)
+    queue.lease().bury()
+    disk(patchy).break_partition(BAD)
+    with pytest.raises((StorageFailed, OutcomeUnknown)):
+        queue.produce("lost", key=keys[BAD])
+    for chosen in (None, {0: [0], BAD: [0]}):
+        with pytest.raises(StorageFailed, match="partition 2 is failing"):
+            queue.call(RedriveItems(items=chosen, to=queue.incarnation))
+    assert {one.partition: one.buried for one in queue.stats().partitions if one.partition != BAD} == {0: 1, 1: 1, 3: 1}
+    assert queue.call(RedriveItems(items={0: [0], 1: [0]}, to=queue.incarnation)) == 2
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
+    assert queue.call(RedriveItems(to=queue.incarnation)) == 2
+
+
+def test_a_cursor_moves_in_the_other_partitions_while_one_fails(patchy: BrokerUnderTest) -> None:
+    queue = failing(patchy)
+    keys = one_key_each(queue)
+    queue.produce("a", "b", keys=[keys[0], keys[1]])
+    queue.call(MoveCursor(name="c", to={0: 1}))
+    with pytest.raises(StorageFailed, match="partition 2 is failing"):
+        queue.call(MoveCursor(name="c", to={1: 1, BAD: 0}))
+    assert queue.call(ListCursors()) == {"c": {0: 1}}
 
 
 def test_a_partition_that_cannot_be_opened_is_left_out_and_reported(patchy: BrokerUnderTest) -> None:

@@ -216,7 +216,7 @@ def test_an_item_that_was_moved_answers_to_its_old_id(broker: BrokerUnderTest) -
     assert (found.queue, found.state, found.id) == ("q", "ready", "0-2"), "and back: through both moves"
     queue.update(dead_queue="")
     broker.delete("dead")
-    assert queue.explain(item).why == "moved to a queue that is no more"
+    assert queue.explain(item).why == "moved to a queue that was deleted"
 
 
 def test_an_item_on_its_way_says_so(broker: BrokerUnderTest) -> None:

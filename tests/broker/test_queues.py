@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.requests import FunctionRequest, ProduceRequest, SettlePart
+from penstock.loop.requests import FunctionRequest, ProduceRequest, Request, SettlePart
 from penstock.loop.turn import REDOS
 from penstock.operations import (
     ClearItems,
@@ -243,7 +243,41 @@ def test_a_queue_is_not_deleted_while_items_are_on_their_way() -> None:
     broker.embedded.close()
 
 
-def test_deleting_waits_for_mail_and_new_mail_is_kept_back(threaded_broker: BrokerUnderTest) -> None:
+def test_a_queue_that_another_caller_deletes_meanwhile_is_not_found(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, router = broker.create(), broker.embedded._router
+    without_transfers = router.without_transfers
+
+    def delete_first(*args: Any) -> Any:
+        monkeypatch.undo()
+        broker.delete("q")
+        return without_transfers(*args)
+
+    monkeypatch.setattr(router, "without_transfers", delete_first)
+    with pytest.raises(QueueNotFound, match="queue 'q' was deleted by another caller"):
+        broker.delete("q")
+    assert not router._being_deleted
+    with pytest.raises(QueueNotFound):
+        queue.stats()
+    broker.create()
+    broker.delete("q")
+
+
+def test_a_queue_is_deleted_although_another_one_is_deleted_meanwhile(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = broker.create("a").loop
+    broker.create("b")
+    call = loop.call
+
+    def delete_other(request: Request) -> Any:
+        monkeypatch.undo()
+        broker.delete("b")
+        return call(request)
+
+    monkeypatch.setattr(loop, "call", delete_other)
+    broker.delete("a")
+    assert broker.embedded.call(ListQueues()) == []
+
+
+def test_deleting_waits_for_transfers_and_keeps_new_ones_back(threaded_broker: BrokerUnderTest) -> None:
     """Threads complete with follow-ups for a queue that is being deleted: they arrive before it goes, or are refused."""
     queue, target = threaded_broker.create(partitions=2), threaded_broker.create("target", partitions=2)
     queue.produce(*map(str, range(100)))

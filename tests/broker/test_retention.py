@@ -86,7 +86,7 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Broker
     assert (queue.stats().warnings, queue.stats().buried) == ([], 3)
     broker.advance_in_steps(0.2 * A_DAY - 60)
     (warning,) = queue.stats().warnings
-    assert warning.startswith("retention is to drop 3 buried items, the first in ")
+    assert warning.startswith("retention will drop 3 buried items, the first in ")
     assert warning.endswith(" minutes; redrive or clear them, or keep items for longer")
     with caplog.at_level(logging.WARNING, logger="penstock"):
         broker.advance_in_steps(SLACK)

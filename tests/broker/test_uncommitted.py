@@ -24,7 +24,7 @@ FAULTS: tuple[Fault, ...] = ("halt", errno.EIO, "interrupt")
 
 def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
     """Put a resize that shares the next turn with whatever else is put."""
-    change = queue.broker._change_shape
+    change = queue.broker._record_layout
     return queue.submit(
         ResizeRequest(
             lambda turns: change(turns, lambda entry: partition_layout.resized_layout(entry, partitions)), recorded_elsewhere=True

@@ -83,7 +83,7 @@ class EncodingHome:
     def __init__(self, home: Home) -> None:
         self._home = home
         self.clock = home.clock
-        self.keep, self.let_go, self.close = home.keep, home.let_go, home.close
+        self.auto_extend, self.stop_extending, self.close = home.auto_extend, home.stop_extending, home.close
 
     def call(self, operation: Operation[A], /) -> A:
         answer = self._home.call(operations.decode(operations.encode(operation)))

@@ -418,10 +418,10 @@ def test_a_lease_is_kept_until_it_is_let_go(home_under_test: HomeUnderTest) -> N
     handed = lease(home, queue)
     if not home_under_test.keeps_leases:
         with pytest.raises(PenstockError):
-            home.keep(queue, handed.partition, handed.granted.lease)
+            home.auto_extend(queue, handed.partition, handed.granted.lease)
         return
-    home.keep(queue, handed.partition, handed.granted.lease)
-    home.let_go(queue, handed.partition, handed.granted.lease)
+    home.auto_extend(queue, handed.partition, handed.granted.lease)
+    home.stop_extending(queue, handed.partition, handed.granted.lease)
     assert settle(home, queue, "complete", handed) == Settled(1)
 
 

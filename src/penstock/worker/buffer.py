@@ -106,7 +106,7 @@ class WorkerLease:
     def keep(self) -> bool:
         """Have the broker extend the lease from now on. False if it had ended before, which happens when this process was suspended."""
         source = self.source
-        source.home.keep(source.incarnation, self.partition, self.number)
+        source.home.auto_extend(source.incarnation, self.partition, self.number)
         if source.now() < self._safe_until:
             return True
         (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))
@@ -114,7 +114,7 @@ class WorkerLease:
 
     def let_go(self) -> None:
         """Stop extending the lease."""
-        self.source.home.let_go(self.source.incarnation, self.partition, self.number)
+        self.source.home.stop_extending(self.source.incarnation, self.partition, self.number)
 
     def __repr__(self) -> str:
         return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.unsettled} left)"
