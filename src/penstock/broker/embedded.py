@@ -62,7 +62,6 @@ from penstock.operations import (
     Staging,
     TakeGrant,
     UpdateQueue,
-    WriteState,
 )
 from penstock.reports import BrokerMetrics, ItemEvent, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
@@ -151,6 +150,7 @@ class EmbeddedBroker:
     def call(self, operation: Operation[A], /) -> A:
         request = self._request(operation)
         if request is None:
+            self._check_open()
             found: A = _BROKER_HANDLERS[type(operation)](self, operation)
             return found
         answer: A = self.loop(operation.queue).call(request)
@@ -193,9 +193,9 @@ class EmbeddedBroker:
         if kind in changes.CHANGE_HANDLERS:
             if isinstance(operation, RedriveItems):
                 self.loop(operation.to)  # QueueNotFound when it was deleted
-            return FunctionRequest(partial(_changed, operation))
+            return FunctionRequest(lambda engine: changes.CHANGE_HANDLERS[kind](engine, operation))
         if kind in queries.QUERY_HANDLERS and not (isinstance(operation, ExplainItem) and operation.follow):
-            return FunctionRequest(partial(_queried, operation), needs_all_open=kind is not ReadStats)
+            return FunctionRequest(lambda engine: queries.QUERY_HANDLERS[kind](engine, operation), needs_all_open=kind is not ReadStats)
         if kind not in _BROKER_HANDLERS:
             raise InvalidRequest(f"{kind.__name__} cannot be asked of a broker; use a kind of operation of penstock.operations")
         return None
@@ -223,20 +223,13 @@ class EmbeddedBroker:
     # -- operations that the broker itself answers ---------------------------------------------------
 
     def _find(self, operation: FindQueue) -> QueueDescription:
-        self._check_open()
         return describe_queue(self._wait_until_open(self.catalog.find(operation.name)))
 
     def _list(self, operation: ListQueues) -> list[QueueDescription]:
-        self._check_open()
         found = [entry for entry in self.catalog.entries if entry.name.startswith(operation.prefix) and entry.name > operation.after]
         return [describe_queue(entry) for entry in found[: operation.limit]]
 
-    def _slot_map(self, operation: ReadSlotMap) -> bytes:
-        self._check_open()
-        return self.entry(operation.queue).map.pack()
-
     def _create(self, operation: CreateQueue) -> QueueDescription:
-        self._check_open()
         chosen = merged(Options(), operation.options)
         name, partitions, exist_ok, given = operation.name, operation.partitions, operation.exist_ok, operation.given
         with self._creation_lock:  # not the catalog lock: other changes need not wait for the disk
@@ -282,7 +275,6 @@ class EmbeddedBroker:
         return describe_queue(entry)
 
     def _delete(self, operation: DeleteQueue) -> None:
-        self._check_open()
         found = self.catalog.state.entries.get(operation.queue)
         if found is None:
             raise _gone()
@@ -332,7 +324,6 @@ class EmbeddedBroker:
             partition_layout.apply_layout(engine, entry)
 
     def _metrics(self, operation: ReadMetrics) -> BrokerMetrics:
-        self._check_open()
         return BrokerMetrics({loop.engine.name: queries.metrics(loop) for loop in list(self._loops.values())})
 
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
@@ -345,9 +336,6 @@ class EmbeddedBroker:
     def _publish_write(self, operation: PublishWrite) -> bool:
         self.loop(operation.queue)
         return self.inbox.publish(operation)
-
-    def _find_write(self, operation: FindWrite) -> WriteState:
-        return write_state(self.store.inbox, self.entry, operation)
 
     def loops(self) -> Sequence[Loop]:
         """The loop of every queue, for tests and simulations that run turns themselves."""
@@ -523,10 +511,6 @@ def _log_failure(operation: Operation[Any], answer: Any) -> None:
 # -- operations as requests --------------------------------------------------------------------------
 
 
-def _produce(operation: ProduceItems, now: int) -> ProduceRequest:
-    return ProduceRequest(operation.batch, operation.request, now + operation.wait)
-
-
 def _lease(operation: LeaseItems, now: int) -> LeaseRequest:
     deadline = now + operation.wait if operation.wait else 0
     return LeaseRequest(operation.count, operation.consumer, operation.timeout, operation.per_key, operation.request, deadline)
@@ -546,23 +530,11 @@ def _settle(operation: SettleItems, now: int) -> SettleRequest:
     )
 
 
-def _await(operation: AwaitItems, now: int) -> AwaitRequest:
-    return AwaitRequest(operation.start, now + operation.wait)
-
-
-def _changed(operation: Operation[Any], engine: QueueEngine) -> Any:
-    return changes.CHANGE_HANDLERS[type(operation)](engine, operation)
-
-
-def _queried(operation: Operation[Any], engine: QueueEngine) -> Any:
-    return queries.QUERY_HANDLERS[type(operation)](engine, operation)
-
-
 _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
-    ProduceItems: _produce,
+    ProduceItems: lambda operation, now: ProduceRequest(operation.batch, operation.request, now + operation.wait),
     LeaseItems: _lease,
     SettleItems: _settle,
-    AwaitItems: _await,
+    AwaitItems: lambda operation, now: AwaitRequest(operation.start, now + operation.wait),
 }
 _ANSWERED_FROM_MEMORY = {FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
 """Have a thread of their own when submitted, so that they do not wait behind operations that wait for a disk.
@@ -571,7 +543,7 @@ FindQueue may still wait, for the creation of the queue that it names."""
 _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any]] = {
     FindQueue: EmbeddedBroker._find,
     ListQueues: EmbeddedBroker._list,
-    ReadSlotMap: EmbeddedBroker._slot_map,
+    ReadSlotMap: lambda broker, operation: broker.entry(operation.queue).map.pack(),
     CreateQueue: EmbeddedBroker._create,
     UpdateQueue: EmbeddedBroker._update,
     DeleteQueue: EmbeddedBroker._delete,
@@ -581,7 +553,7 @@ _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any
     ExplainItem: trace.explain,
     ReadHistory: EmbeddedBroker._history,
     PublishWrite: EmbeddedBroker._publish_write,
-    FindWrite: EmbeddedBroker._find_write,
+    FindWrite: lambda broker, operation: write_state(broker.store.inbox, broker.entry, operation),
     TakeGrant: lambda broker, operation: broker.streams.take(operation),
     RenewStream: lambda broker, operation: broker.streams.renew(operation),
     EndStream: lambda broker, operation: broker.streams.end(operation),

@@ -41,7 +41,7 @@ from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
-from penstock.rules.state import State
+from penstock.rules.state import Counts, State
 from penstock.rules.summary import Summary, moved_or_lost
 from penstock.words import origin
 from penstock.words.clock import SECOND
@@ -90,14 +90,11 @@ def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
         return PartitionStats(handle.number, "slow" if handle.slow else "failing", error=str(handle.error))
     state = partition.state
     counts = state.counts
-    status = "active" if handle.error is None else "failing"
-    if handle.number not in queue.active and handle.error is None:
-        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
     now, segments = partition.now().elapsed, partition.log.segments()
     to_drop, drop_in = buried_to_drop(segments, state, now)
     return PartitionStats(
         handle.number,
-        status,
+        _status(queue, handle.number, counts) if handle.error is None else "failing",
         *counts._replace(completed=counts.completed - moved_or_lost(state)),
         state.next_offset,
         len(state.keys.by_key),
@@ -116,14 +113,10 @@ def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
 
 def _closed_stats(queue: QueueView, number: int, known: Summary) -> PartitionStats:
     """The counts of a closed partition, from its summary."""
-    counts = known.counts
-    status = "active"
-    if number not in queue.active:
-        status = "drained" if counts.ready + counts.scheduled + counts.leased + counts.moving == 0 else "draining"
     return PartitionStats(
         number,
-        status,
-        *counts._replace(completed=counts.completed - known.gone),
+        _status(queue, number, known.counts),
+        *known.counts._replace(completed=known.counts.completed - known.gone),
         known.next_offset,
         known.busy_keys,
         size_bytes=known.size_bytes,
@@ -132,6 +125,12 @@ def _closed_stats(queue: QueueView, number: int, known: Summary) -> PartitionSta
         lost=known.lost,
         buried_dropped=known.buried_dropped,
     )
+
+
+def _status(queue: QueueView, number: int, counts: Counts) -> str:
+    if number in queue.active:
+        return "active"
+    return "draining" if counts.ready or counts.scheduled or counts.leased or counts.moving else "drained"
 
 
 def _oldest_ready_seconds(state: State, now: int) -> float:
@@ -400,13 +399,7 @@ def metrics(loop: Loop) -> QueueMetrics:
     """Counters and latencies of a queue since the broker was opened."""
     meter = loop.meter
     latencies = {
-        verb: Latency(
-            found.total,
-            found.quantile(0.5) / SECOND,
-            found.quantile(0.95) / SECOND,
-            found.quantile(0.99) / SECOND,
-            found.worst / SECOND,
-        )
+        verb: Latency(found.total, *(found.quantile(share) / SECOND for share in (0.5, 0.95, 0.99)), found.worst / SECOND)
         for verb, found in dict(meter.latencies).items()
     }
     items = dict(meter.items)

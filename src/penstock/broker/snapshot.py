@@ -37,7 +37,6 @@ from penstock.operations import (
     ReadHistory,
     ReadSlotMap,
     Staging,
-    WriteState,
 )
 from penstock.reports import ItemEvent, QueueDescription, describe_queue
 from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
@@ -194,18 +193,12 @@ class Snapshot:
         found = sorted(name for name in self._catalog.names if name.startswith(operation.prefix) and name > operation.after)
         return [describe_queue(self._catalog.names[name]) for name in found[: operation.limit]]
 
-    def _slot_map(self, operation: ReadSlotMap) -> bytes:
-        return self.entry(operation.queue).map.pack()
-
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of, lambda at: self._reader(at.queue, at.partition).sequence + 1)
 
     def _name_of(self, incarnation: int) -> str | None:
         entry = self._catalog.entries.get(incarnation)
         return entry.name if entry is not None else None
-
-    def _find_write(self, operation: FindWrite) -> WriteState:
-        return write_state(self._store.inbox, self.entry, operation)
 
     def _await(self, operation: AwaitItems) -> bool:
         """Answers at once: a snapshot gets no new items."""
@@ -295,10 +288,10 @@ def _gone() -> QueueNotFound:
 _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
     FindQueue: Snapshot._find,
     ListQueues: Snapshot._list,
-    ReadSlotMap: Snapshot._slot_map,
+    ReadSlotMap: lambda snapshot, operation: snapshot.entry(operation.queue).map.pack(),
     ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
-    FindWrite: Snapshot._find_write,
+    FindWrite: lambda snapshot, operation: write_state(snapshot._store.inbox, snapshot.entry, operation),
     ReadGrant: lambda snapshot, operation: read_grant(snapshot._store.inbox, operation),
     AwaitItems: Snapshot._await,
 }
