@@ -1,4 +1,4 @@
-"""What happened to items, asked of an owner and of one who only looks: followed through all queues they were in."""
+"""The history of items through all their queues, from an owner and from a snapshot."""
 
 import pytest
 

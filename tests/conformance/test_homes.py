@@ -193,7 +193,7 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
         home.call(FindQueue(name="b"))
 
 
-def test_what_is_wrong_is_raised_as_what_it_is(home: Home) -> None:
+def test_errors_have_their_type(home: Home) -> None:
     create(home, "q")
     with pytest.raises(QueueExists):
         home.call(CreateQueue(name="q"))
@@ -261,7 +261,7 @@ def leased_soon(home: Home, queue: int) -> LeaseResult:
     return found[0]
 
 
-def test_items_are_explained_traced_and_told_of(home: Home) -> None:
+def test_items_are_explained_and_traced_and_have_a_history(home: Home) -> None:
     dead, queue = create(home, "dead"), create(home, dead_queue="dead", max_attempts=1)
     produce(home, queue, "a")
     assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).state == "ready"
@@ -276,7 +276,7 @@ def test_items_are_explained_traced_and_told_of(home: Home) -> None:
     assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).queue == "dead"
 
 
-def test_an_operators_words(home: Home) -> None:
+def test_administrative_operations(home: Home) -> None:
     queue = create(home, on_bury="park")
     produce(home, queue, "a", "b", keys=["k", "k"])
     home.call(PauseQueue(queue=queue, lease=True))
@@ -322,7 +322,7 @@ def test_items_are_read_and_a_cursor_is_kept(home: Home) -> None:
     assert home.call(AwaitItems(queue=queue, start={0: 3}, wait=1)) is False
 
 
-def test_the_log_tells_what_is_published(home: Home) -> None:
+def test_the_log_has_the_published_items(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a", "b")
     with closing(home.log(queue, 0)) as log:
@@ -331,7 +331,7 @@ def test_the_log_tells_what_is_published(home: Home) -> None:
         assert len([*log.frames()]) >= 2
 
 
-def test_metrics_tell_what_was_done(home: Home) -> None:
+def test_metrics_count_requests_and_items(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a")
     assert home.call(ReadMetrics()).queues["q"].requests["produce"] == 1
@@ -378,7 +378,7 @@ def test_a_staged_write_becomes_items_once(home_under_test: HomeUnderTest) -> No
 # -- without waiting -----------------------------------------------------------------------------------
 
 
-def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
+def test_submit_passes_on_the_answer_or_the_error(home: Home) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
     queue = create(home)
     home.submit(ProduceItems(queue=queue, batch=items(["a"])), answers.put)
@@ -389,7 +389,7 @@ def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
     assert isinstance(answers.get(timeout=20), QueueNotFound)
 
 
-def test_submit_without_anybody_who_waits_is_done_all_the_same(home_under_test: HomeUnderTest) -> None:
+def test_an_operation_submitted_without_callback_is_done(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
@@ -397,7 +397,7 @@ def test_submit_without_anybody_who_waits_is_done_all_the_same(home_under_test: 
         home_under_test.owner.inbox.process()
 
 
-def test_a_lease_that_waits_is_answered_or_given_up(home_under_test: HomeUnderTest) -> None:
+def test_a_waiting_lease_is_answered_or_cancelled(home_under_test: HomeUnderTest) -> None:
     if not home_under_test.lease_may_wait:
         return
     home, queue = home_under_test.home, create(home_under_test.home)
@@ -412,11 +412,11 @@ def test_a_lease_that_waits_is_answered_or_given_up(home_under_test: HomeUnderTe
     assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
 
 
-def test_a_lease_is_kept_until_it_is_let_go(home_under_test: HomeUnderTest) -> None:
+def test_a_lease_is_extended_until_that_is_stopped(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    if not home_under_test.keeps_leases:
+    if not home_under_test.extends_leases:
         with pytest.raises(PenstockError):
             home.auto_extend(queue, handed.partition, handed.granted.lease)
         return
@@ -479,7 +479,7 @@ def test_a_write_whose_parts_are_gone_is_not_published(home_under_test: HomeUnde
     assert home.call(FindWrite(queue=queue, source="job", number=1)) == "unknown"
 
 
-def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
+def test_a_callback_that_raises_does_not_affect_others(home: Home) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
 
     def fail(answer: Any) -> None:
@@ -494,7 +494,7 @@ def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
     assert {answers.get(timeout=20).partitions, answers.get(timeout=20).partitions} <= {1, 2}
 
 
-def test_what_is_submitted_to_a_closed_broker_is_refused(home_under_test: HomeUnderTest) -> None:
+def test_a_closed_broker_refuses_submitted_operations(home_under_test: HomeUnderTest) -> None:
     queue = create(home_under_test.owner)
     home_under_test.owner.close()
     for operation in (FindQueue(name="q"), ReadStats(queue=queue), ResizeQueue(queue=queue, partitions=2)):

@@ -399,7 +399,9 @@ def metrics(loop: Loop) -> QueueMetrics:
     """Counters and latencies of a queue since the broker was opened."""
     meter = loop.meter
     latencies = {
-        verb: Latency(found.total, *(found.quantile(share) / SECOND for share in (0.5, 0.95, 0.99)), found.worst / SECOND)
+        verb: Latency(
+            found.total, found.quantile(0.5) / SECOND, found.quantile(0.95) / SECOND, found.quantile(0.99) / SECOND, found.worst / SECOND
+        )
         for verb, found in dict(meter.latencies).items()
     }
     items = dict(meter.items)
