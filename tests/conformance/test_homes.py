@@ -62,7 +62,7 @@ from penstock.rules.commands import Settled
 from penstock.rules.records import Produced
 from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
-from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused, StorageFailed
+from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, QueueExists, QueueNotFound, Refused, StorageFailed
 from tests.conformance.homes import HOMES, HomeUnderTest
 from tests.partition_under_test import items
 
