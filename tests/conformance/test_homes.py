@@ -63,6 +63,7 @@ from penstock.rules.records import Produced
 from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, QueueExists, QueueNotFound, Refused, StorageFailed
+from tests.broker.broker_under_test import wait_until
 from tests.conformance.homes import HOMES, HomeUnderTest
 from tests.partition_under_test import items
 
@@ -254,7 +255,7 @@ def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
 
 
 def leased_soon(home: Home, queue: int) -> LeaseResult:
-    """What is on its way."""
+    """Lease the item of a transfer that may still be under way."""
     found: list[LeaseResult] = []
     while not found:
         found = home.call(LeaseItems(queue=queue, wait=SECOND))
@@ -268,8 +269,11 @@ def test_items_are_explained_and_traced_and_have_a_history(home: Home) -> None:
     settle(home, queue, "retry", lease(home, queue), reason="bad")
     there = leased_soon(home, dead)
     assert texts(there) == ["a"]
-    told = home.call(ReadHistory(queue=queue, partition=0, offset=0))
-    assert [event.event for event in told][:3] == ["produced", "leased", "buried"] and {event.queue for event in told} == {"q", "dead"}
+    # The source learns of the arrival, and publishes it, after the item can be leased.
+    wait_until(lambda: home.call(TraceItem(queue=queue, partition=0, offset=0)).went_to is not None)
+    events = home.call(ReadHistory(queue=queue, partition=0, offset=0))
+    assert [event.event for event in events][:3] == ["produced", "leased", "buried"]
+    assert {event.queue for event in events} == {"q", "dead"}
     assert home.call(TraceItem(queue=queue, partition=0, offset=0)).went_to == (dead, 0, 0)
     moved = home.call(ExplainItem(queue=queue, partition=0, offset=0, follow=False))
     assert moved.moved_to == (dead, 0, 0)
