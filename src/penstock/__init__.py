@@ -9,8 +9,8 @@
             with lease:
                 print(lease.item.value)
 
-`aopen` gives the same for asyncio, with `await`. Errors are in `penstock.errors`, the clock and the disk for tests in
-`penstock.testing`, everything for Spark in `penstock.spark` (needs penstock[spark]).
+`aopen` opens the same API for asyncio. Errors are in `penstock.errors`, a clock and a disk for tests in
+`penstock.testing`, the Spark integration in `penstock.spark` (needs penstock[spark]).
 """
 
 from importlib import import_module
@@ -74,38 +74,28 @@ __all__ = [
 ]
 
 _MODULES = ("errors", "spark", "testing")
-_DEFINED_IN = {
-    "Root": "penstock.logs.backends",
-    "AsyncBroker": "penstock.api._async.broker",
-    "aopen": "penstock.api._async.broker",
-    "AsyncCursor": "penstock.api._async.cursor",
-    "AsyncLease": "penstock.api._async.lease",
-    "AsyncLeaseBatch": "penstock.api._async.lease",
-    "AsyncQueue": "penstock.api._async.queue",
-    "Broker": "penstock.api._sync.broker",
-    "open": "penstock.api._sync.broker",
-    "Cursor": "penstock.api._sync.cursor",
-    "Lease": "penstock.api._sync.lease",
-    "LeaseBatch": "penstock.api._sync.lease",
-    "Queue": "penstock.api._sync.queue",
-    "ListedItem": "penstock.api.arguments",
-    "Item": "penstock.api.items",
-    "NewItem": "penstock.api.items",
-    "QueueInfo": "penstock.api.options",
-    "QueueOptions": "penstock.api.options",
-    "Redriven": "penstock.api.redrive",
-    "Context": "penstock.worker.context",
-    "Hooks": "penstock.worker.settings",
-    "Bury": "penstock.worker.outcomes",
-    "Failed": "penstock.worker.outcomes",
-    "Retry": "penstock.worker.outcomes",
-    "RetryPolicy": "penstock.worker.outcomes",
-    "Snooze": "penstock.worker.outcomes",
-    "Worker": "penstock.worker.worker",
-    "worker": "penstock.worker.worker",
+_NAMES = {
+    "api._async.broker": ("AsyncBroker", "aopen"),
+    "api._async.cursor": ("AsyncCursor",),
+    "api._async.lease": ("AsyncLease", "AsyncLeaseBatch"),
+    "api._async.queue": ("AsyncQueue",),
+    "api._sync.broker": ("Broker", "open"),
+    "api._sync.cursor": ("Cursor",),
+    "api._sync.lease": ("Lease", "LeaseBatch"),
+    "api._sync.queue": ("Queue",),
+    "api.arguments": ("ListedItem",),
+    "api.items": ("Item", "NewItem"),
+    "api.options": ("QueueInfo", "QueueOptions"),
+    "api.redrive": ("Redriven",),
+    "logs.backends": ("Root",),
+    "worker.context": ("Context",),
+    "worker.outcomes": ("Bury", "Failed", "Retry", "RetryPolicy", "Snooze"),
+    "worker.settings": ("Hooks",),
+    "worker.worker": ("Worker", "worker"),
 }
-"""The module that defines each name. It is imported at the first use of the name, because a Spark task, or a command that only
-reads, needs few of them."""
+"""The names that each module defines. A module is imported at the first use of one of its names: a Spark task, or a
+command that only reads, needs few of them."""
+_DEFINED_IN = {name: f"penstock.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

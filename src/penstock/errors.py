@@ -1,4 +1,4 @@
-"""Every error that Penstock raises, under the name by which it is caught: `except penstock.errors.LeaseLost`."""
+"""Every error that Penstock raises, as in `except penstock.errors.LeaseLost`."""
 
 from penstock.words.errors import (
     AccessDenied,

@@ -1,12 +1,13 @@
-"""What can be asked of a broker, of whichever kind, and what it answers.
+"""The operations that a broker answers, whatever its kind.
 
-Owns: `Operation` and every kind of it, `Home`. An operation is plain data: its type names its answer (`ReadStats` is an
-`Operation[QueueStats]`, so `home.call(ReadStats(queue=1))` is a `QueueStats`) and the scope that an API key needs for it. A home answers
-operations: the broker of this process, a directory that is only looked at, one that another process owns. Nobody who asks needs to know
-which of them it is, and nobody reaches behind it.
-Durations are microseconds from now, never instants: the clocks of those who ask and answer differ. A queue is named by its incarnation,
-which `FindQueue` gives.
-Errors are raised (`call`) or passed on (`submit`); of an answer in several parts each part says whether it was refused (`Refused`).
+Owns: `Operation` and every kind of it, `Home`. An operation is plain data. Its type names its answer
+(`ReadStats` is an `Operation[QueueStats]`, so `home.call(ReadStats(queue=1))` is a `QueueStats`) and the scope that an
+API key needs for it. A home answers operations: the broker of this process, a read-only snapshot of a directory, or a
+client of a directory that another process owns. Callers use them all in the same way, and only through `Home`.
+Durations are microseconds from now, never instants: the clocks of caller and home differ. A queue is named by its
+incarnation, which `FindQueue` gives.
+`call` raises errors, `submit` passes them to the callback. Where an answer has several parts, each part says whether it
+was refused (`Refused`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,8 @@ from penstock.words.errors import InvalidRequest, Refused
 
 A = TypeVar("A")
 Scope: TypeAlias = Literal["look", "read", "produce", "consume", "admin"]
-"""What an API key may allow: counts and reasons, items as well, producing, working on items, everything."""
+"""What an API key may allow: "look" at counts and reasons, "read" items as well, "produce", "consume" (lease and
+settle), or "admin" (everything)."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Offsets: TypeAlias = dict[Count, Count]
 """partition → offset"""
@@ -47,17 +49,17 @@ ChosenItems: TypeAlias = Mapping[Count, Sequence[Count]]
 StreamName: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving"]
 TIMEOUT = 30 * SECOND
-"""How long a call may take that names no time of its own."""
+"""How long a call may take by default."""
 
 
 class Operation(msgspec.Struct, Generic[A], kw_only=True, tag=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something that can be asked; A is what is answered."""
+    """A request to a home; A is the type of its answer."""
 
     scope: ClassVar[Scope] = "admin"
     supersede_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields by which a newer one takes the place of one that still waits to be done; none: each is done."""
+    """A newer operation with equal values of these fields replaces one that waits in the inbox; (): none does."""
     queue: int = 0
-    """The incarnation of the queue that it is about; 0 where it is about the broker."""
+    """The incarnation of the queue; 0 for an operation on the broker."""
 
 
 class Query(Operation[A], Generic[A]):
@@ -70,31 +72,31 @@ class Query(Operation[A], Generic[A]):
 
 
 class ProduceItems(Operation[list[StoredPart]]):
-    """Store items. Each partition answers for the part that it took or refused."""
+    """Store items. Each partition answers for the part that it stored or refused."""
 
     scope: ClassVar[Scope] = "produce"
     batch: Batch
     wait: int = TIMEOUT
-    """How long to wait for room in a queue that is full."""
+    """How long to wait for room in a full queue."""
     request: bytes | None = None
-    """Repeating it with the same one adds nothing."""
+    """Request id: a repetition with the same id adds nothing."""
 
 
 class LeaseItems(Operation[list[LeaseResult]]):
-    """Take items to work on. Answered with the part of each partition that had some, or with nothing when the wait is over."""
+    """Lease items. Answers with a part for each partition that had some, or with no parts when the wait is over."""
 
     scope: ClassVar[Scope] = "consume"
     count: int = 1
     wait: int = 0
     consumer: str = ""
     timeout: int = 0
-    """How long the items are held; 0 is as the queue says."""
+    """How long the lease lasts; 0: the queue's lease timeout."""
     per_key: int = 1
     request: bytes | None = None
 
 
 class SettleItems(Operation[list[Settled | Refused]]):
-    """Complete, retry, bury or extend items of leases. Each part is answered for itself."""
+    """Complete, retry, bury or extend items of leases. Each part has its own answer."""
 
     scope: ClassVar[Scope] = "consume"
     action: SettleAction
@@ -102,9 +104,9 @@ class SettleItems(Operation[list[Settled | Refused]]):
     delay: int = 0
     reason: str = ""
     counted: bool = True
-    """Of a retry: whether the attempt counts."""
+    """For a retry: whether the attempt counts."""
     timeout: int = 0
-    """Of an extension: until the leases end; 0 is as long as they were first given for."""
+    """For an extension: how long the leases last from now; 0: their first duration."""
     then: Sequence[tuple[int, Batch]] = ()
     """Follow-ups of a completion: (queue, items)."""
     request: bytes | None = None
@@ -112,7 +114,7 @@ class SettleItems(Operation[list[Settled | Refused]]):
 
 
 class ReportProgress(Operation[None]):
-    """The holder of a lease says how far it has come with an item."""
+    """The consumer reports the progress of an item that it has leased."""
 
     scope: ClassVar[Scope] = "consume"
     partition: int
@@ -129,7 +131,7 @@ class FindQueue(Query[QueueDescription]):
 
 
 class ListQueues(Query[list[QueueDescription]]):
-    """Queues by name, behind `after`."""
+    """Queues in the order of their names, those after the name `after`."""
 
     prefix: str = ""
     after: str = ""
@@ -137,7 +139,11 @@ class ListQueues(Query[list[QueueDescription]]):
 
 
 class CreateQueue(Operation[QueueDescription]):
-    """Make a queue. With `exist_ok` one of that name will do, if what was `given` (options, and partitions) is the same there."""
+    """Create a queue.
+
+    With `exist_ok` an existing queue of that name is given, if it agrees with `given` (the options, and perhaps
+    partitions, that the user named).
+    """
 
     name: str
     options: dict[str, Any] = {}
@@ -147,7 +153,7 @@ class CreateQueue(Operation[QueueDescription]):
 
 
 class UpdateQueue(Operation[QueueDescription]):
-    """Change options; those that are not named stay as they are."""
+    """Change the options that are named."""
 
     changes: dict[str, Any]
 
@@ -157,24 +163,24 @@ class ResizeQueue(Operation[QueueDescription]):
 
 
 class SetReadOnly(Operation[QueueDescription]):
-    """Drain a partition (it gives items but takes none), or let it take items again."""
+    """Make a partition read-only (its items can be leased, but it takes no new ones), or undo that."""
 
     partition: int
     read_only: bool = True
 
 
 class DeleteQueue(Operation[None]):
-    """Remove a queue with all its items, once nothing is on its way to or from it."""
+    """Remove a queue with all its items, once no transfer to or from it is under way."""
 
     wait: int = TIMEOUT
 
 
 class ReadSlotMap(Query[bytes]):
-    """Which partition has each slot of the queue, packed (rules/slots.py)."""
+    """The slot map of the queue, packed (rules/slots.py)."""
 
 
 class PauseQueue(Operation[None]):
-    """Stop leasing or producing (True), let it go on (False), or leave it as it is (None)."""
+    """Pause (True) or resume (False) leasing and producing; None changes nothing."""
 
     lease: bool | None = None
     produce: bool | None = None
@@ -182,25 +188,28 @@ class PauseQueue(Operation[None]):
 
 
 class CompactQueue(Operation[list[RetentionResult]]):
-    """Drop and rewrite now what retention allows."""
+    """Apply retention now: delete and rewrite segments."""
 
     partition: int | None = None
 
 
-# -- what is in them ---------------------------------------------------------------------------------
+# -- the contents of queues --------------------------------------------------------------------------
 
 
 class ReadStats(Query[QueueStats]): ...
 
 
 class ReadMetrics(Operation[BrokerMetrics]):
-    """Counters and latencies of every queue since the broker was opened: only it knows them."""
+    """Counters and latencies of every queue since the broker was opened. Only the owner has them: not a query."""
 
     scope: ClassVar[Scope] = "look"
 
 
 class ExplainItem(Query[ItemExplanation]):
-    """Why is this item not running? Of one that was moved, that is asked where it is now; without `follow` it is told where that is."""
+    """Why is this item not running?
+
+    If the item was moved, the answer is about its present position; without `follow` it only names that position.
+    """
 
     partition: int
     offset: int
@@ -208,21 +217,21 @@ class ExplainItem(Query[ItemExplanation]):
 
 
 class TraceItem(Query[ItemTrace]):
-    """Where an item was before and where it went from here."""
+    """The position that an item came from, and the one that it was moved to."""
 
     partition: int
     offset: int
 
 
 class ReadHistory(Query[list[ItemEvent]]):
-    """Everything that happened to an item, in every queue it was in."""
+    """All events of an item, in every queue that it was in."""
 
     partition: int
     offset: int
 
 
 class ListItems(Query[list[ListedItemData]]):
-    """Items in these states (none named: all), by partition and offset, behind `after`."""
+    """Items in these states (none given: all) by partition and offset, those after the position `after`."""
 
     scope: ClassVar[Scope] = "read"
     states: Sequence[StateName] = ()
@@ -242,21 +251,21 @@ class ClearItems(Operation[int]):
 
 
 class SeekItems(Operation[int]):
-    """Completed items become ready again: of these partitions from an offset on, or of all from a time on (wall)."""
+    """Make completed items ready again: from an offset on in each of these partitions, or in all from a time on (wall)."""
 
     start: Offsets | int
 
 
 class RedriveItems(Operation[int]):
-    """Of these items, the ready and buried ones go to another queue; to the same one, the buried ones go back to their places."""
+    """Send the ready and buried ones of these items to another queue; or, in the same queue, make buried ones ready."""
 
     to: int
     items: ChosenItems | None = None
-    """None is every buried one, which can only go back to its place."""
+    """None: all buried items; only within the same queue."""
 
 
 class ReleaseKey(Operation[int]):
-    """A parked key goes on without the items it was parked for."""
+    """Free a parked key. The buried items that it was parked for stay buried."""
 
     key: int
 
@@ -265,14 +274,14 @@ class ReleaseKey(Operation[int]):
 
 
 class Page(msgspec.Struct):
-    """Items, partition by partition, and where to read on."""
+    """Items by partition, and the offsets from which to read on."""
 
     items: list[tuple[int, Items]]
     next_offsets: Offsets
 
 
 class ReadItems(Query[Page]):
-    """Retained items from these offsets on, some of each partition."""
+    """Retained items from these offsets on, a share from each partition."""
 
     scope: ClassVar[Scope] = "read"
     start: Offsets
@@ -287,7 +296,7 @@ class AwaitItems(Query[bool]):
 
 
 class FindOffsets(Query[Offsets]):
-    """Of each partition the offset of its oldest item, the next to be given, or the first that was produced at a time (wall) or later."""
+    """For each partition the oldest retained offset, the next offset, or the first item produced since a time (wall)."""
 
     at: Literal["oldest", "newest"] | int
 
@@ -296,7 +305,7 @@ class ListCursors(Query[dict[str, Offsets]]): ...
 
 
 class MoveCursor(Operation[None]):
-    """Keep a reading position. `onward`: never back."""
+    """Save a reading position. `forward_only`: a cursor that is further already stays where it is."""
 
     scope: ClassVar[Scope] = "consume"
     supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "name")
@@ -310,25 +319,28 @@ class ReleaseCursor(Operation[None]):
     name: str
 
 
-# -- a stream that consumes a queue (ADR 15) ---------------------------------------------------------
+# -- streams that consume a queue (ADR 15) -----------------------------------------------------------
 
 
 class TakeGrant(Operation[GrantAnswer]):
-    """All grants up to `done` are committed: complete them, and grant up to `want` more items."""
+    """Complete all grants up to `done`, which the stream has committed, and grant up to `want` more items."""
 
     scope: ClassVar[Scope] = "consume"
     stream: StreamName
     run: str
-    """Which of the stream's processes asks."""
+    """The stream's process that calls."""
     done: Count
     want: int
     per_key: int
     timeout: int
-    """How long the right to consume and the leases last without another word."""
+    """How long the consumer right and the leases last without a renewal."""
 
 
 class RenewStream(Operation[None]):
-    """The stream is at work. With `again`, what was said of grants behind that one counts no more: they are handled anew."""
+    """Renew the stream's right and leases.
+
+    With `reset_after`, failures reported for grants after that number are forgotten: their items are handled again.
+    """
 
     scope: ClassVar[Scope] = "consume"
     stream: StreamName
@@ -338,7 +350,7 @@ class RenewStream(Operation[None]):
 
 
 class EndStream(Operation[None]):
-    """The stream is done: the right to consume is everybody's again."""
+    """End the stream's consumer right: other consumers may lease again."""
 
     scope: ClassVar[Scope] = "consume"
     supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "stream", "run")
@@ -355,9 +367,10 @@ class ReadGrant(Query[StreamGrant]):
 
 
 class FailGranted(Operation[tuple[int, list[tuple[int, int]]]]):
-    """Granted items failed: they are retried or buried when the others are completed. Answers how many, and which are in no grant.
+    """Mark granted items as failed: they are retried or buried when the others are completed.
 
-    Each lot has a reason of its own; of an item the last word counts.
+    Answers how many, and the (partition, offset) of those that are in no grant. Each group has its own reason; for an
+    item in several groups the last one counts.
     """
 
     scope: ClassVar[Scope] = "consume"
@@ -366,11 +379,14 @@ class FailGranted(Operation[tuple[int, list[tuple[int, int]]]]):
     delay: int = 0
 
 
-# -- a write that was staged -------------------------------------------------------------------------
+# -- staged writes -----------------------------------------------------------------------------------
 
 
 class PublishWrite(Operation[bool]):
-    """Let what was staged become items of the queue: all or none, and once for each source and number. False: it waits already."""
+    """Publish a staged write: its items are adopted all or none, once for each source and number.
+
+    False when the same write was published before and still waits.
+    """
 
     scope: ClassVar[Scope] = "produce"
     write: str
@@ -380,11 +396,11 @@ class PublishWrite(Operation[bool]):
 
 
 WriteState: TypeAlias = Literal["unknown", "waiting", "unattended", "adopted"]
-"""A write that is unattended waits, and nobody has the broker open who could adopt it."""
+"""An "unattended" write waits, and no process that could adopt it has the broker open."""
 
 
 class FindWrite(Query[WriteState]):
-    """What became of the write of a source with this number, or a later one."""
+    """The state of the write of a source with this number. A later adopted number counts as well."""
 
     scope: ClassVar[Scope] = "produce"
     source: str
@@ -400,30 +416,30 @@ Cancel: TypeAlias = Callable[[], None]
 
 
 class Home(Protocol):
-    """Whoever answers operations."""
+    """Answers operations."""
 
     @property
     def clock(self) -> Clock: ...
 
     def call(self, operation: Operation[A], /) -> A:
-        """Wait here for the answer. The broker of this process runs the turn in this thread (ADR 13)."""
+        """Wait for the answer. The broker of this process may run the turn in the calling thread (ADR 13)."""
         ...
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        """Do not wait: `done` is called with the answer, by some thread. Gives the function by which to say that nobody waits any more.
+        """Do not wait: some thread calls `done` with the answer. Gives a function that cancels the operation if possible.
 
-        Without `done` nobody wants to know: it is done when it can be, perhaps by another process later.
+        Without `done` the answer is not wanted; the operation is done when possible, perhaps later by another process.
         """
         ...
 
-    def keep(self, queue: int, partition: int, lease: int, /) -> None:
-        """A lease does not end before `let_go`, or the end of this process."""
+    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+        """Extend a lease automatically until `stop_extending`, or until this process ends."""
         ...
 
-    def let_go(self, queue: int, partition: int, lease: int, /) -> None: ...
+    def stop_extending(self, queue: int, partition: int, lease: int, /) -> None: ...
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
-        """The log of a partition, as far as it is published. Close it."""
+        """The log of a partition up to its published position. The caller closes it."""
         ...
 
     def staging(self) -> Staging: ...
@@ -431,7 +447,7 @@ class Home(Protocol):
     def close(self) -> None: ...
 
 
-# -- as bytes ----------------------------------------------------------------------------------------
+# -- encoding ----------------------------------------------------------------------------------------
 
 
 def _kinds(kind: type[Operation[Any]]) -> list[type[Operation[Any]]]:
@@ -439,12 +455,12 @@ def _kinds(kind: type[Operation[Any]]) -> list[type[Operation[Any]]]:
 
 
 OPERATIONS: tuple[type[Operation[Any]], ...] = tuple(_kinds(Operation))
-_DECODER: "msgspec.msgpack.Decoder[Operation[Any]]" = msgspec.msgpack.Decoder(Union[OPERATIONS])  # noqa: UP007 (it is made of a tuple)
+_DECODER: "msgspec.msgpack.Decoder[Operation[Any]]" = msgspec.msgpack.Decoder(Union[OPERATIONS])  # noqa: UP007 (made from a tuple)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 def answer_type(kind: type[Operation[Any]]) -> Any:
-    """The type of its answer: to decode it by."""
+    """The type of the answer of a kind of operation."""
     return get_args(kind.__orig_bases__[0])[0]  # type: ignore[attr-defined]
 
 
@@ -453,7 +469,7 @@ def encode(operation: Operation[Any]) -> bytes:
 
 
 def decode(raw: bytes) -> Operation[Any]:
-    """An operation from its bytes; InvalidRequest when they are none."""
+    """An operation from its bytes; InvalidRequest when they do not encode one."""
     try:
         return _DECODER.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What a broker tells of itself: plain data, the same from every kind of broker.
+"""Reports of a broker about its queues and items: plain data, the same from every kind of home.
 
 Owns: the report types. Times are wall microseconds (`…_at`) or seconds where the name says so.
 """
@@ -16,7 +16,7 @@ from penstock.words.values import timestamp
 
 
 class QueueDescription(msgspec.Struct, frozen=True):
-    """A queue as the catalog knows it."""
+    """A queue as it is in the catalog."""
 
     name: str
     incarnation: int
@@ -26,19 +26,18 @@ class QueueDescription(msgspec.Struct, frozen=True):
     active: list[int]
     """Partitions that take items."""
     retired: list[int]
-    """Partitions that only drain, or are drained."""
+    """Partitions that take no new items: draining or drained."""
     read_only: list[int]
 
 
 def describe_queue(entry: QueueEntry) -> QueueDescription:
-    """What the catalog tells of a queue."""
     return QueueDescription(
         entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
     )
 
 
 class PartitionStats(msgspec.Struct, frozen=True):
-    """One partition, counted exactly."""
+    """The exact counts of one partition."""
 
     partition: int
     status: str
@@ -52,26 +51,26 @@ class PartitionStats(msgspec.Struct, frozen=True):
     produced: int = 0
     """Items ever produced: the next offset."""
     busy_keys: int = 0
-    """Keys that something holds or that items wait behind."""
+    """Keys that have a line: held, or with items waiting in it."""
     oldest_ready_seconds: float = 0.0
     size_bytes: int = 0
     paused_lease: bool = False
     paused_produce: bool = False
     lost: int = 0
-    """Items that damage took."""
+    """Items lost to damage."""
     buried_dropped: int = 0
-    """Items that were buried here and that retention took, ever."""
+    """Buried items that retention has ever deleted here."""
     buried_to_drop: int = 0
-    """Buried items that retention is to take before long."""
+    """Buried items that retention will delete soon."""
     buried_drop_seconds: float = 0.0
-    """Until it takes the first of those."""
+    """Time until it deletes the first of those."""
     error: str = ""
     notes: list[str] = []
-    """What opening found: a torn tail cut, damage passed over."""
+    """Findings at opening: a torn tail that was cut, damage that was skipped."""
 
 
 class FenceProgress(msgspec.Struct, frozen=True):
-    """What a resize still waits for."""
+    """A fence of an unfinished resize: the keys of one partition that wait for another partition."""
 
     partition: int
     waits_for: int
@@ -80,7 +79,7 @@ class FenceProgress(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """A queue now: totals, and each partition."""
+    """The present counts of a queue: totals, and each partition."""
 
     name: str
     ready: int
@@ -96,48 +95,48 @@ class QueueStats(msgspec.Struct, frozen=True):
     consumers: dict[str, int]
     """Name → items leased to it now."""
     resizing: list[FenceProgress]
-    """Empty when no resize is under way."""
+    """Empty when no resize is unfinished."""
     transfers: int
-    """Batches of items on their way out."""
+    """Batches of items in the outboxes."""
     warnings: list[str]
     buried_dropped: int = 0
-    """Items that were buried and that retention took, ever."""
+    """Buried items that retention has ever deleted."""
     holder: str = ""
-    """The consumer that has the right to lease from it, alone, if any has."""
+    """The holder of the consumer right; "" for none."""
 
     @property
     def depth(self) -> int:
-        """Items that are not resolved."""
+        """Items that are neither completed nor buried."""
         return self.ready + self.scheduled + self.leased + self.moving
 
 
 class ItemExplanation(msgspec.Struct, frozen=True):
-    """What an item is doing, and why it is not running."""
+    """The state of an item, and why it is not running."""
 
     id: str
     queue: str
-    """The queue in which it is now: it may have been moved."""
+    """The queue in which it is now."""
     state: str
     why: str
     attempts: int = 0
     consumer: str = ""
     ready_in_seconds: float | None = None
     held_by: str = ""
-    """The id of the item of the same key that is in the way."""
+    """The id of the item that holds the key."""
     reason: str = ""
     moved_to: tuple[int, int, int] | None = None
-    """Where it is now (incarnation, partition, offset), if it was moved and was not followed."""
+    """Its present position (incarnation, partition, offset), if it was moved and the query did not follow it."""
 
 
 class ItemTrace(msgspec.Struct, frozen=True):
-    """The same item in other places, each an incarnation, a partition and an offset."""
+    """The positions of an item before and after a move: (incarnation, partition, offset)."""
 
     came_from: tuple[int, int, int] | None
     went_to: tuple[int, int, int] | None
 
 
 class ItemEvent(msgspec.Struct, frozen=True):
-    """Something that happened to an item, in whichever queue it was then."""
+    """An event of an item, in the queue in which it was at that time."""
 
     event: str
     """"produced", "leased", "completed", …: the events of an item's life (docs/architecture.md)."""
@@ -149,9 +148,9 @@ class ItemEvent(msgspec.Struct, frozen=True):
     reason: str = ""
     consumer: str = ""
     lease: int = 0
-    """The number of the lease under which it happened; 0 for none."""
+    """The number of the lease; 0 for none."""
     destination: str = ""
-    """Where it left for: "<queue>/<partition>", or, once it arrived, "<queue>/<id>"."""
+    """Where it was sent: "<queue>/<partition>"; after its arrival "<queue>/<id>"."""
     source: str = ""
     """Where a transfer came from: "<queue>/<partition>"."""
 
@@ -168,13 +167,13 @@ class HeldKey(msgspec.Struct, frozen=True):
     why: str
     """"leased", "backing off", "parked", "fenced" or "waiting"."""
     item: str
-    """The id of the item that holds it, or that waits first."""
+    """The id of the item that holds the key, or else of the first in its line."""
     waiting: int
-    """Items that wait behind."""
+    """Items that wait in its line."""
 
 
 class ListedItemData(msgspec.Struct, frozen=True):
-    """An item on a list, with what became of it."""
+    """A listed item and its state."""
 
     partition: int
     offset: int
@@ -197,7 +196,7 @@ class Latency(msgspec.Struct, frozen=True):
 
 
 class QueueMetrics(msgspec.Struct, frozen=True):
-    """What a queue did since the broker was opened."""
+    """Counters and latencies of a queue since the broker was opened."""
 
     name: str
     turns: int
@@ -208,13 +207,13 @@ class QueueMetrics(msgspec.Struct, frozen=True):
 
 
 class BrokerMetrics(msgspec.Struct, frozen=True):
-    """All queues."""
+    """The metrics of every queue, by name."""
 
     queues: dict[str, QueueMetrics]
 
 
 class GrantFailure(msgspec.Struct):
-    """What is to become of some items of a grant."""
+    """Items of a grant that failed, and what to do with them."""
 
     action: Literal["retry", "bury"]
     delay: int
@@ -224,13 +223,13 @@ class GrantFailure(msgspec.Struct):
 
 
 class StreamGrant(msgspec.Struct):
-    """What a consuming stream was given at one time."""
+    """The leases that a consuming stream received at one time."""
 
     leases: list[tuple[int, int, list[int]]]
     """(partition, lease, runs)"""
     failed: list[GrantFailure] = []
     completed: bool = False
-    """Those that did not fail are."""
+    """Whether the items that did not fail are completed."""
 
     @property
     def items(self) -> int:
@@ -238,9 +237,9 @@ class StreamGrant(msgspec.Struct):
 
 
 class GrantAnswer(msgspec.Struct):
-    """The newest grant, which may be the one before when there is nothing, and how many items are in it."""
+    """The number of the newest grant, and its items. With no new items it is the committed grant, and `items` is 0."""
 
     grant: int
     items: int
     ready: int
-    """Items that are ready and not granted."""
+    """Items that are ready and in no grant."""

@@ -1,10 +1,11 @@
-"""A whole broker under test: where its logs lie, its clock, and short verbs for its queues.
+"""A whole broker under test: its storage, its clock, and short methods for its queues.
 
-Owns: `BrokerUnderTest` (a broker that may be killed and opened again), `QueueUnderTest` (one of its queues), `SubmittedRequest` and `Held` (answers), `batch_of`.
-Two ways to run one:
-- by hand: a clock under control and no threads; nothing happens but in `turn`, so a test sees every step;
-- live: real threads and the real clock; `submit` and `call` as a caller has them.
-Every verb waits for its answer, by hand by running turns until there is nothing more to do. Times are seconds here.
+Owns: `BrokerUnderTest` (a broker that can be killed and opened again), `QueueUnderTest` (one of its queues),
+`SubmittedRequest` and `LeasedItems` (answers), `batch_of`.
+A broker runs in one of two ways:
+- by hand: a manual clock and no threads; things happen only in `turn`, so a test sees every step;
+- threaded: real threads and the real clock.
+Every method waits for its answer; by hand it runs turns until there is nothing to do. Times are seconds here.
 """
 
 import random
@@ -55,14 +56,14 @@ from tests.broker.storages import BrokerStorage
 from tests.partition_under_test import items, slot
 
 MOST_TURNS = 3_000
-"""More than any test here needs: whoever goes on has met a bug."""
+"""More than any test here needs."""
 MANY = 1_000_000
 WAIT_SECONDS = 20.0
-"""Seconds after which a live test that still waits has failed."""
+"""After so long a threaded test that still waits has failed."""
 
 
 def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None, **options: Any) -> Batch:
-    """A batch from plain words, with the options of `support.items`; dedup ids are routed as callers' are."""
+    """A batch of payloads, with the options of `items`; dedup ids are hashed as the API does it."""
     batch = items(payloads, **options)
     if dedups is not None:
         keys = batch.keys or [None] * len(batch)
@@ -74,7 +75,7 @@ def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None,
 
 
 class BrokerUnderTest:
-    """A broker and the means to work it."""
+    """A broker, its storage and its clock."""
 
     def __init__(self, storage: BrokerStorage, *, threaded: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
         self.storage = storage
@@ -91,7 +92,7 @@ class BrokerUnderTest:
 
     def create(self, name: str = "q", partitions: int = 1, **options: Any) -> "QueueUnderTest":
         queue = QueueUnderTest(self, self.embedded.call(CreateQueue(name=name, options=options, partitions=partitions)))
-        queue.open_all()  # so that a test sees only what it does itself
+        queue.open_all()  # so that a test does not see their opening
         return queue
 
     def find(self, name: str = "q") -> "QueueUnderTest":
@@ -103,13 +104,13 @@ class BrokerUnderTest:
     # -- time ------------------------------------------------------------------------------------------
 
     def turn(self) -> int:
-        """By hand: as the runners would, a turn of every queue that has something to do or to look at, until none has; how many."""
+        """By hand: run turns of every queue that has something to do, until none has; gives how many."""
         turns = 0
         while due := [loop for loop in self.embedded.loops() if self._wants_turn(loop)]:
             for loop in due:
                 loop.turn()
                 turns += 1
-            assert turns < MOST_TURNS, "there is always more to do"
+            assert turns < MOST_TURNS, "the queues never become idle"
         return turns
 
     def _wants_turn(self, loop: Loop) -> bool:
@@ -117,12 +118,12 @@ class BrokerUnderTest:
         return loop.busy or (next_run is not None and next_run <= self.clock.read().elapsed)
 
     def advance(self, seconds: float) -> None:
-        """By hand: let time pass, and do what came due."""
+        """By hand: advance the clock, then run turns."""
         self.clock.advance(round(seconds * SECOND))
         self.turn()
 
     def advance_in_steps(self, seconds: float) -> None:
-        """By hand: let time pass as a timer would, with a turn whenever a queue wants one."""
+        """By hand: advance the clock, with a turn at every time at which a queue wants one."""
         end = self.clock.read().elapsed + round(seconds * SECOND)
         self.turn()
         for _ in range(MOST_TURNS):
@@ -141,16 +142,16 @@ class BrokerUnderTest:
     def deadline(self, wait: float) -> int:
         return self.embedded.clock.read().elapsed + round(wait * SECOND)
 
-    # -- the end, and after ----------------------------------------------------------------------------
+    # -- checks and restarts ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """What must hold whatever happened: the counts of every partition are true, item by item."""
+        """Check that the counts of every partition agree with the states of its items."""
         for loop in self.embedded.loops():
-            for member in loop.engine.usable():
-                state = member.state
+            for handle in loop.engine.usable():
+                state = handle.state
                 lives = [state.state_of(offset) for offset in range(state.next_offset)]
                 order = (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
-                assert list(state.counts) == [lives.count(life) for life in order], f"{loop!r}, partition {member.number}"
+                assert list(state.counts) == [lives.count(life) for life in order], f"{loop!r}, partition {handle.number}"
 
     def restart(self) -> None:
         """Close, and open again."""
@@ -158,7 +159,7 @@ class BrokerUnderTest:
         self.embedded = self._open()
 
     def kill(self) -> None:
-        """End the process without a word, and open again."""
+        """End the process without closing, and open again."""
         assert not self.threaded
         self.storage.kill()
         self.embedded = self._open()
@@ -186,18 +187,18 @@ class QueueUnderTest:
 
     def open_all(self) -> None:
         """Open every partition that is closed."""
-        self.run(FunctionRequest(lambda turns: None))
+        self.run(FunctionRequest(lambda engine: None))
 
     # -- requests --------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> "SubmittedRequest":
-        """Put a request, without waiting for its answer; by hand nothing happens before the next turn."""
+        """Submit a request without waiting for its answer; by hand nothing happens before the next turn."""
         asked = SubmittedRequest(self, request)
         self.broker.loop(self.incarnation).submit(request)
         return asked
 
     def run(self, request: Request) -> Any:
-        """A request, answered: by hand with as many turns as it takes."""
+        """Run a request and give its answer; by hand with as many turns as needed."""
         if self.owner.threaded:
             return self.broker.run_request(self.incarnation, request)
         asked = self.submit(request)
@@ -205,16 +206,16 @@ class QueueUnderTest:
         return asked.result
 
     def produce_batch(self, batch: Batch, request: str | None = None, wait: float = 0) -> list[StoredPart]:
-        """Produce, and give the answer as it is."""
+        """Produce; gives the answer of each partition."""
         return cast(list[StoredPart], self.run(ProduceRequest(batch, _named(request), self.owner.deadline(wait) if wait else 0)))
 
     def produce(self, *payloads: str | bytes, request: str | None = None, **options: Any) -> list[str]:
-        """Produce with the options of `batch_of`; the ids of the items, in the order given. Any error is raised."""
+        """Produce with the options of `batch_of`; gives the ids of the items in order. Any error is raised."""
         batch = batch_of(*payloads, **options)
         return ids_of(self.produce_batch(batch, request), len(batch))
 
     def submit_lease(self, want: int = 1, wait: float = 60.0, **options: Any) -> "SubmittedRequest":
-        """A lease that waits: put, and in line when this returns."""
+        """Submit a lease that waits; a turn has seen it when this returns."""
         asked = self.submit(LeaseRequest(want, deadline=self.owner.deadline(wait), **options))
         if self.owner.threaded:
             self.stats()  # a turn that came after it
@@ -229,7 +230,7 @@ class QueueUnderTest:
     def settle(
         self, action: SettleAction, parts: Sequence[SettlePart], *, delay: float = 0, timeout: float = 0, **options: Any
     ) -> list[Any]:
-        """The answer as it is: a Settled or a Refused for each part."""
+        """Settle; gives a Settled or a Refused for each part."""
         return cast(
             list[Any], self.run(SettleRequest(action, parts, delay=round(delay * SECOND), timeout=round(timeout * SECOND), **options))
         )
@@ -238,7 +239,7 @@ class QueueUnderTest:
         return self.submit(AwaitRequest(dict(offsets), self.owner.deadline(wait)))
 
     def drain(self, want: int = 100) -> list[str]:
-        """Lease and complete until there is nothing, asked twice: the first may find but what is on its way. The order of serving."""
+        """Lease and complete until two leases in a row find nothing; gives the texts in the order of serving."""
         served: list[str] = []
         while held := self.lease(want) or self.lease(want):
             served += held.texts
@@ -248,7 +249,7 @@ class QueueUnderTest:
     # -- operations --------------------------------------------------------------------------------------
 
     def call(self, operation: Operation[A]) -> A:
-        """An operation about this queue, which need not be named in it."""
+        """Do an operation on this queue. Sets its queue."""
         operation.queue = self.incarnation
         return self.broker.call(operation)
 
@@ -269,14 +270,14 @@ class QueueUnderTest:
         return self.call(UpdateQueue(changes=changes))
 
     def redrive_buried(self) -> int:
-        """Everything that is buried here goes back to its place; how many items."""
+        """Make all buried items ready again; gives how many."""
         chosen: dict[int, list[int]] = {}
         for one in self.call(ListItems(states=["buried"], limit=MANY)):
             chosen.setdefault(one.partition, []).append(one.offset)
         return self.call(RedriveItems(items=chosen, to=self.incarnation))
 
     def counts(self) -> dict[str, int]:
-        """How many items are in each state, those in none left out."""
+        """State → number of items, without the states that have none."""
         found = self.stats()
         return {name: number for name in STATES if (number := getattr(found, name))}
 
@@ -285,7 +286,7 @@ STATES = ("ready", "scheduled", "leased", "completed", "buried", "moving")
 
 
 class SubmittedRequest:
-    """A request that was put, and its answer."""
+    """A submitted request, and its answer."""
 
     def __init__(self, queue: QueueUnderTest, request: Request) -> None:
         self.queue = queue
@@ -299,13 +300,13 @@ class SubmittedRequest:
 
     @property
     def result(self) -> Any:
-        """The answer; a live test waits a while for it, by hand it must be there."""
+        """The answer; a threaded test waits for it, by hand it must be there."""
         assert self._event.wait(WAIT_SECONDS if self.queue.owner.threaded else 0), f"{self.request!r} is not answered"
         return self.request.result()
 
     @property
     def leased(self) -> "LeasedItems":
-        """What a lease got."""
+        """The items of a lease request."""
         return LeasedItems(self.queue, cast(list[LeaseResult], self.result))
 
     def cancel(self) -> None:
@@ -313,10 +314,10 @@ class SubmittedRequest:
 
 
 class LeasedItems:
-    """What a lease gave."""
+    """The items of a lease."""
 
     def __init__(self, queue: QueueUnderTest, handed: list[LeaseResult]) -> None:
-        self.desk = queue
+        self.queue = queue
         self.parts_granted = handed
 
     def __bool__(self) -> bool:
@@ -358,14 +359,14 @@ class LeasedItems:
         return [SettlePart(one.partition, one.granted.lease) for one in self.parts_granted]
 
     def part(self, item: str) -> SettlePart:
-        """One item of them, by its id."""
+        """One of the items, by its id."""
         partition, offset = ids.parse_id(item)
         mine = (one for one in self.parts_granted if one.partition == partition and offset in RunSet(one.granted.runs))
         return SettlePart(partition, next(mine).granted.lease, [offset])
 
     def settle(self, action: SettleAction, **options: Any) -> int:
-        """Settle all of it; how many items that were. Any refusal is raised."""
-        return count_settled(self.desk.settle(action, self.parts, **options))
+        """Settle all items; gives how many. Any refusal is raised."""
+        return count_settled(self.queue.settle(action, self.parts, **options))
 
     def complete(self, **options: Any) -> int:
         return self.settle("complete", **options)
@@ -381,7 +382,7 @@ class LeasedItems:
 
 
 def refusal(answer: StoredPart | Settled | Refused) -> PenstockError | None:
-    """The error that a part of an answer says, if it does."""
+    """The error of a part of an answer, or None."""
     found = answer if isinstance(answer, Refused) else answer.refused if isinstance(answer, StoredPart) else None
     return None if found is None else found.error()
 
@@ -397,7 +398,7 @@ def count_settled(answer: Sequence[Settled | Refused]) -> int:
 
 
 def ids_of(answer: Sequence[StoredPart], number: int) -> list[str]:
-    """The id of each item of a produce, in the order given; any error is raised."""
+    """The id of each produced item, in order; any error is raised."""
     found: dict[int, str] = {}
     for part in answer:
         if part.refused is not None:
@@ -417,14 +418,14 @@ def _named(request: str | None) -> bytes | None:
 
 
 def keys_at(queue: QueueUnderTest, partition: int, number: int = 1, prefix: str = "key") -> list[str]:
-    """Keys that live in a partition now."""
+    """Keys whose slots are in a partition now."""
     owners = queue.loop.engine.map.owners
     names = (f"{prefix}-{number}" for number in count())
     return list(islice((name for name in names if owners[slot(name)] == partition), number))
 
 
 def key_that_moves(old: int, new: int, start: int = 0) -> str:
-    """A key of a new queue to which another width gives another partition."""
+    """A key that changes its partition when a new queue is resized."""
     before = slots.first_map(list(range(old)))
     after = slots.next_map(before, list(range(new)))
     names = (f"key-{number}" for number in count(start))
@@ -432,7 +433,7 @@ def key_that_moves(old: int, new: int, start: int = 0) -> str:
 
 
 def wait_until(true: Callable[[], bool]) -> None:
-    """Look until it is so: each look is a turn of the queue, so nothing is waited for that does not happen."""
+    """Call the function until it gives True. It should run a turn of the queue, so that things happen."""
     clock = SystemClock()
     end = clock.read().elapsed + WAIT_SECONDS * SECOND
     while not true():
@@ -440,7 +441,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def run_threads(*work: Callable[[], object]) -> None:
-    """Run functions in threads at once, and raise what any of them raises."""
+    """Run functions in threads at the same time; raises the first error."""
     errors: list[BaseException] = []
 
     def run(one: Callable[[], object]) -> None:

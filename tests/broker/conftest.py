@@ -1,4 +1,4 @@
-"""The brokers on which scenarios are tested: each on every store."""
+"""Fixtures: brokers on every kind of storage."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,13 +9,13 @@ from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.directory_broker import DirectoryBroker
 from tests.broker.storages import BrokerStorage, DirectoryStorage, MemoryStorage, SimulatedStorage
 
-GROUNDS: dict[str, Callable[[], BrokerStorage]] = {"memory": MemoryStorage, "files": SimulatedStorage}
+STORAGES: dict[str, Callable[[], BrokerStorage]] = {"memory": MemoryStorage, "files": SimulatedStorage}
 
 
-@pytest.fixture(params=list(GROUNDS))
+@pytest.fixture(params=list(STORAGES))
 def broker(request: pytest.FixtureRequest) -> Iterator[BrokerUnderTest]:
-    """A broker run by hand. However a test leaves it, its counts are true and it can be closed."""
-    broker = BrokerUnderTest(GROUNDS[request.param]())
+    """A broker without threads. After each test its counts must be true, and it can be closed."""
+    broker = BrokerUnderTest(STORAGES[request.param]())
     yield broker
     broker.check()
     broker.embedded.close()
@@ -38,7 +38,7 @@ def directory_broker(tmp_path: Path) -> Iterator[DirectoryBroker]:
 
 @pytest.fixture
 def file_broker() -> Iterator[BrokerUnderTest]:
-    """A broker run by hand, on a simulated disk. However a test leaves it, its counts are true and it can be closed."""
+    """A broker without threads on a simulated disk. After each test its counts must be true, and it can be closed."""
     broker = BrokerUnderTest(SimulatedStorage())
     yield broker
     broker.check()

@@ -1,7 +1,7 @@
-"""A piece of work, cut off at every single file call.
+"""Work that crashes at every single file call.
 
-Owns: `cut_off`, which runs the same work again and again on copies of one disk, ends the process (with or without the machine) in the
-middle of its first call, then of its second, …, opens the broker again and hands it to whoever checks what is left.
+Owns: `crash_at_each_call`, which repeats the same work on copies of one disk. It ends the process (or the machine) in the
+middle of the first file call, then of the second, …, and opens the broker again for the test to check.
 """
 
 import copy
@@ -25,9 +25,9 @@ def disk_after(work: Work) -> tuple[SimulatedFiles, ManualClock]:
 
 
 def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int = 1) -> Iterator[tuple[BrokerUnderTest, bool]]:
-    """A broker for every call of the work at which it was cut off, opened again; and whether the work was done before.
+    """For every file call of the work: the broker opened after a crash in that call, and whether the work was done before.
 
-    What is checked must hold for every one of them; the last one is that of a work that was not cut off.
+    In the last one of each series the work was not interrupted.
     """
     for seed, power in ((0, True), (1, False), (2, True)):
         for call in range(1 + seed * step // 3, 1 << 30, step):

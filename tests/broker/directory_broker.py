@@ -1,6 +1,6 @@
-"""A broker at work in a directory, for tests that look at the directory.
+"""A broker in a real directory, for tests of readers of that directory.
 
-Owns: `DirectoryBroker`, and verbs to fill a queue (`fill`, `work`) and to ask everything that can be asked of one (`asked`).
+Owns: `DirectoryBroker`, functions that fill a queue (`fill`, `run_sample_workload`), and `all_answers` of all queries.
 """
 
 from pathlib import Path
@@ -33,7 +33,7 @@ from tests.api.both_apis import run_all_turns
 
 
 class DirectoryBroker:
-    """A broker at work, in a directory, and whoever looks over its fence. Time stands still; nothing happens but in `rest`."""
+    """A broker without threads, with a clock that stands still: things happen only in calls and in `run_and_publish`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class DirectoryBroker:
         return Snapshot.open(self.path, clock=self.clock)
 
     def run_and_publish(self) -> None:
-        """Nothing more is to be done, and all that was done is published."""
+        """Run turns until there is nothing to do, and publish everything."""
         run_all_turns(self.broker)
         for info in self.embedded.call(ListQueues()):
             self.embedded.run_request(info.incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False))
@@ -68,7 +68,7 @@ def fill(queue: Queue, count: int, **options: Any) -> list[str]:
 
 
 def run_sample_workload(directory_broker: DirectoryBroker) -> None:
-    """A bit of everything."""
+    """Produce, lease, settle, read by cursor and resize, a little of each."""
     directory_broker.broker.create_queue("dead")
     orders = directory_broker.broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
     orders.produce_many([NewItem(b"%d" % n, key=f"k{n % 7}") for n in range(40)])
@@ -87,7 +87,7 @@ def run_sample_workload(directory_broker: DirectoryBroker) -> None:
 
 
 def all_answers(source: EmbeddedBroker | Snapshot, incarnation: int) -> dict[str, Any]:
-    """Every answer to be had by looking at a queue, as plain data."""
+    """The answers to all queries about a queue, as plain data."""
     ends: dict[int, int] = source.call(FindOffsets(queue=incarnation, at="newest"))
     places = [(number, offset) for number, end in ends.items() for offset in range(end)]
     page = source.call(ReadItems(queue=incarnation, start={}, limit=30))

@@ -1,6 +1,6 @@
-"""A stream beside a broker under test: what it asks of the owner, and what it is granted.
+"""A stream that consumes a queue of a broker under test from outside.
 
-Owns: short verbs for the errands of a consumer outside.
+Owns: short functions for the remote operations of a stream, and for its grants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def take_grant(
     timeout: float = 60,
     stream: str = STREAM,
 ) -> tuple[int, int]:
-    """The newest grant, and how many items are in it."""
+    """Take a grant: its number, and how many items are in it."""
     found = ask_through_inbox(
         broker, queue, take_grant_operation(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND))
     )
@@ -49,7 +49,7 @@ def grant(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream: s
 
 
 def granted(broker: BrokerUnderTest, queue: QueueUnderTest, number: int, stream: str = STREAM) -> dict[str, str]:
-    """The items of a grant: text by id, as a reader beside the queue reads them."""
+    """The items of a grant: id → text."""
     found: dict[str, str] = {}
     for partition, _, runs in grant(broker, queue, number, stream).leases:
         texts = queue.loop.engine.handles[partition].usable_partition.payloads(runs)
@@ -65,7 +65,7 @@ def fail_items(
     delay: int = 0,
     reason: str = "",
 ) -> tuple[int, int]:
-    """How many of these items were in grants, and how many were not."""
+    """Report items as failed; gives how many were in grants, and how many were not."""
     wanted: dict[int, list[int]] = {}
     for partition, offset in map(ids.parse_id, items):
         wanted.setdefault(partition, []).append(offset)
@@ -76,10 +76,10 @@ def fail(
     broker: BrokerUnderTest,
     queue: QueueUnderTest,
     action: Literal["retry", "bury"],
-    lots: Sequence[tuple[str, Mapping[int, Sequence[int]]]],
+    groups: Sequence[tuple[str, Mapping[int, Sequence[int]]]],
     delay: int = 0,
 ) -> tuple[int, int]:
-    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, groups=lots, delay=delay))
+    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, groups=groups, delay=delay))
     return found, len(missing)
 
 

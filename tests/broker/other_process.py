@@ -1,7 +1,7 @@
-"""Those outside of a broker's process, for tests of its inbox.
+"""Processes that do not own a broker, for tests of its inbox.
 
-Owns: `OtherProcess`, who stages and publishes drops and puts errands beside a broker under test (tests/broker/broker_under_test.py); `cut_at_each_call`, a work of
-theirs cut off at every file call; and short verbs for the owner's side of a broker run by hand.
+Owns: `OtherProcess`, which publishes writes and puts remote operations into the inbox of a broker under test;
+`cut_at_each_call`, which interrupts work at every file call; and short functions for the owner's side.
 """
 
 import logging
@@ -28,12 +28,12 @@ from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batc
 ROOT = "/data"
 BEGAN = 1_700_000_000_000_000
 Raw = dict[str, Any]
-"""An operation, right or wrong, as what its bytes say."""
+"""An operation, valid or not, as the dictionary that its bytes encode."""
 KEYS = [f"key-{number}" for number in range(12)]
-"""Of the items that most tests here write: texts such as "key-3:1"."""
+"""The keys of the items that most tests here write: texts such as "key-3:1"."""
 
 
-def errand(operation: Operation[Any] | Raw, answer: bool = True) -> bytes:
+def encoded_remote_operation(operation: Operation[Any] | Raw, answer: bool = True) -> bytes:
     """The bytes that are put into the inbox."""
     raw = msgspec.msgpack.encode(operation) if isinstance(operation, dict) else operations.encode(operation)
     return msgspec.msgpack.encode(RemoteOperation(msgspec.Raw(raw), answer))
@@ -50,10 +50,10 @@ class OtherProcess:
         self._asked = 0
         self._kinds: dict[str, type[Operation[Any]]] = {}
 
-    # -- drops -----------------------------------------------------------------------------------------
+    # -- writes ----------------------------------------------------------------------------------------
 
     def stage(self, incarnation: int, parts: Sequence[Sequence[Batch]], write: str = "") -> tuple[str, list[StagedPart]]:
-        """Write parts, each of some frames, aside; the name of the write, and what a manifest says of its parts."""
+        """Stage parts, each of some frames; gives the name of the write, and its parts for the manifest."""
         self._writes += 1
         write = write or write_name(BEGAN + self._writes)
         self.inbox.begin_write(write)
@@ -66,32 +66,32 @@ class OtherProcess:
         return write, said
 
     def publish(self, incarnation: int, *batches: Batch, source: str = "s", number: int = 1, parts: int = 1, write: str = "") -> bool:
-        """A drop of these frames, in so many parts; whether it is new to the inbox."""
+        """Publish a write of these frames, in so many parts; gives whether it is new to the inbox."""
         shares = [batches[at * len(batches) // parts : (at + 1) * len(batches) // parts] for at in range(parts)]
         write, said = self.stage(incarnation, shares, write)
         return self.inbox.publish(write, incarnation, WriteManifest(said, source, number))
 
-    def drop(self, queue: QueueUnderTest, *texts: str, keyed: bool = True, **options: Any) -> bool:
-        """A drop of one frame: of texts such as "key:1", the key of each being what comes before its colon."""
+    def publish_texts(self, queue: QueueUnderTest, *texts: str, keyed: bool = True, **options: Any) -> bool:
+        """Publish a write of one frame: of texts such as "key:1", in which the key is before the colon."""
         keys = [text.partition(":")[0] for text in texts] if keyed else None
         return self.publish(queue.incarnation, batch_of(*texts, keys=keys), **options)
 
-    # -- errands ---------------------------------------------------------------------------------------
+    # -- remote operations -----------------------------------------------------------------------------
 
-    def put_errand(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
-        """An errand about a queue, which need not be named in it, and that wants an answer; its name."""
+    def put_remote_operation(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
+        """Put an operation on a queue into the inbox, with an answer wanted; gives its name. Sets its queue."""
         self._asked += 1
-        name = f"errand-{self._asked}"
+        name = f"operation-{self._asked}"
         if isinstance(operation, dict):
             operation = {"queue": incarnation, **operation}
         else:
             operation.queue = incarnation
             self._kinds[name] = type(operation)
-        self.inbox.put_operation(incarnation, name, errand(operation))
+        self.inbox.put_operation(incarnation, name, encoded_remote_operation(operation))
         return name
 
     def answer(self, incarnation: int, name: str) -> Any:
-        """What was answered, once; an error is raised."""
+        """Take the answer from the inbox; an error is raised."""
         found = self.inbox.blob(incarnation, name)
         assert found is not None, f"{name} is not answered"
         self.inbox.remove_blob(incarnation, name)
@@ -100,10 +100,10 @@ class OtherProcess:
             raise reply.refused.error()
         return msgspec.msgpack.decode(reply.answer, type=answer_type(self._kinds[name]) if name in self._kinds else Any)
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- files -----------------------------------------------------------------------------------------
 
     def inbox_files(self) -> list[str]:
-        """What lies in the inbox."""
+        """The names of the files in the inbox."""
         path = f"{self.root}/inbox"
         return self.files.list(path) if self.files.exists(path) else []
 
@@ -113,28 +113,28 @@ class OtherProcess:
 
 
 def other_process(broker: BrokerUnderTest) -> OtherProcess:
-    """Somebody beside a broker on a simulated disk."""
+    """Another process on the simulated disk of a broker."""
     return OtherProcess(broker.storage.files)  # type: ignore[attr-defined]
 
 
-def look_into_inbox(broker: BrokerUnderTest) -> bool:
-    """By hand: the owner looks into the inbox; whether it did anything."""
+def process_inbox(broker: BrokerUnderTest) -> bool:
+    """Let the owner process its inbox, without threads; gives whether it did anything."""
     done = broker.embedded.inbox.process()
     broker.turn()
     return done
 
 
 def ask_through_inbox(broker: BrokerUnderTest, queue: QueueUnderTest, operation: Operation[A]) -> A:
-    """An operation through the inbox, and its answer."""
+    """Do an operation through the inbox; gives its answer."""
     one = other_process(broker)
-    name = one.put_errand(queue.incarnation, operation)
-    look_into_inbox(broker)
+    name = one.put_remote_operation(queue.incarnation, operation)
+    process_inbox(broker)
     found: A = one.answer(queue.incarnation, name)
     return found
 
 
 def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:
-    """Of texts such as "key:1", the numbers of each key, as they were served."""
+    """From texts such as "key:1": key → its numbers, in the order in which they were served."""
     found: dict[str, list[int]] = {}
     for text in served:
         key, _, number = text.partition(":")
@@ -143,9 +143,9 @@ def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:
 
 
 def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], object]) -> Iterator[tuple[SimulatedFiles, bool]]:
-    """Copies of a disk on which a work was cut off in its first file call, its second, …; and whether it was done before.
+    """Copies of a disk on which work was cut off in its first file call, its second, …; and whether the work was done before.
 
-    By a kill, and by power cuts of several chances; the last of each is one after which all was done.
+    It is cut off by a kill, and by power cuts with several random seeds; in the last of each series all was done.
     """
     for seed, power in ((0, False), (1, True), (2, True), (3, True)):
         done = False
@@ -169,7 +169,7 @@ def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], obj
 
 
 def texts(start: int, stop: int) -> list[str]:
-    """Of every key the numbers [start, stop)."""
+    """Texts with the numbers from start to before stop, for every key."""
     return [f"{key}:{number}" for number in range(start, stop) for key in KEYS]
 
 

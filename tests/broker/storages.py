@@ -1,6 +1,6 @@
-"""Where a broker under test lives: in memory, on a simulated disk, on a real one.
+"""Storages of a broker under test: in memory, on a simulated disk, in a real directory.
 
-Owns: `Ground` and its kinds, which outlive the broker that is opened on them, and `PartlyFailingFiles`, a disk that fails in places.
+Owns: `BrokerStorage` and its kinds, which outlive the broker that is opened on them, and `PartlyFailingFiles`.
 """
 
 import errno
@@ -19,19 +19,19 @@ from penstock.testing import SimulatedFiles
 
 
 class BrokerStorage(ABC):
-    """What outlives a broker."""
+    """Storage that outlives a broker."""
 
     @abstractmethod
     def open(self, **options: Any) -> EmbeddedBroker:
-        """Open the broker that lies here."""
+        """Open the broker of this storage."""
 
     def kill(self) -> None:
-        """End the broker's process without a word."""
+        """End the broker's process without closing it."""
         return
 
 
 class MemoryStorage(BrokerStorage):
-    """Logs that a second broker finds."""
+    """Logs in memory, which a second broker finds."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -41,7 +41,7 @@ class MemoryStorage(BrokerStorage):
 
 
 class SimulatedStorage(BrokerStorage):
-    """A disk in memory, which may fail."""
+    """A simulated disk, which may fail."""
 
     def __init__(self, files: SimulatedFiles | None = None) -> None:
         self.files = files or SimulatedFiles()
@@ -54,14 +54,14 @@ class SimulatedStorage(BrokerStorage):
 
 
 class PartlyFailingFiles(SimulatedFiles):
-    """A disk of which some places fail for as long as a test wants."""
+    """A simulated disk on which chosen paths fail until a test ends that."""
 
     def __init__(self, rng: random.Random | None = None) -> None:
         super().__init__(rng)
         self.failing_paths: set[str] = set()
         """Parts of paths where every change fails with EIO."""
         self.tried: list[str] = []
-        """What was attempted there."""
+        """The calls that failed."""
         self._paths: dict[int, str] = {}
 
     def break_partition(self, number: int) -> None:
@@ -97,7 +97,7 @@ class PartlyFailingFiles(SimulatedFiles):
 
 
 class DirectoryStorage(BrokerStorage):
-    """A real directory. Only one live broker at a time: nobody here is killed, but in test_kill.py."""
+    """A real directory. Only one broker at a time: it cannot be killed (that is in test_kill.py)."""
 
     def __init__(self, path: Path, durability: Durability = "os") -> None:
         self._path = path / "data"

@@ -1,4 +1,4 @@
-"""Drops that others left in the inbox: the owner adopts each exactly once."""
+"""Published writes in the inbox: the owner adopts each exactly once."""
 
 import random
 from pathlib import Path
@@ -22,9 +22,9 @@ from tests.broker.other_process import (
     OtherProcess,
     keyed_batch,
     logged_warnings,
-    look_into_inbox,
     numbers_by_key,
     other_process,
+    process_inbox,
     texts,
 )
 from tests.broker.storages import DirectoryStorage, MemoryStorage
@@ -32,31 +32,31 @@ from tests.broker.storages import DirectoryStorage, MemoryStorage
 # -- once ----------------------------------------------------------------------------------------------
 
 
-def test_an_open_broker_adopts_what_is_published(file_broker: BrokerUnderTest) -> None:
+def test_an_open_broker_adopts_a_published_write(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    assert not look_into_inbox(file_broker)
-    other.drop(queue, *texts(0, 2))
-    assert look_into_inbox(file_broker)
+    assert not process_inbox(file_broker)
+    other.publish_texts(queue, *texts(0, 2))
+    assert process_inbox(file_broker)
     assert other.inbox_files() == []
-    assert not look_into_inbox(file_broker)
+    assert not process_inbox(file_broker)
     assert queue.counts() == {"ready": 24}
     assert numbers_by_key(queue.drain()) == {key: [0, 1] for key in KEYS}
 
 
-def test_opening_adopts_what_was_published_before(file_broker: BrokerUnderTest) -> None:
+def test_opening_adopts_writes_published_before(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=3), other_process(file_broker)
     file_broker.embedded.close()
-    other.drop(queue, *texts(0, 2))
+    other.publish_texts(queue, *texts(0, 2))
     file_broker.embedded = file_broker._open()
     assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [0, 1] for key in KEYS}
 
 
-def test_a_live_broker_adopts_in_a_moment(tmp_path: Path) -> None:
+def test_a_broker_with_threads_adopts_soon(tmp_path: Path) -> None:
     broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(partitions=2), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     for number in range(1, 4):
-        other.drop(queue, *texts(number, number + 1), number=number)
+        other.publish_texts(queue, *texts(number, number + 1), number=number)
     wait_until(lambda: queue.stats().ready == 36)
     wait_until(lambda: other.inbox_files() == [])
     assert numbers_by_key(queue.drain()) == {key: [1, 2, 3] for key in KEYS}
@@ -70,7 +70,7 @@ def test_many_publish_at_once_while_the_owner_works(tmp_path: Path) -> None:
     def publish(source: str) -> None:
         other = OtherProcess(SystemFiles(), root)
         for number in range(1, 6):
-            other.drop(queue, f"{source}:{number}", source=source, number=number)
+            other.publish_texts(queue, f"{source}:{number}", source=source, number=number)
 
     run_threads(*(lambda source=source: publish(source) for source in "abcd"))
     wait_until(lambda: queue.stats().ready == 20)
@@ -78,65 +78,65 @@ def test_many_publish_at_once_while_the_owner_works(tmp_path: Path) -> None:
     broker.embedded.close()
 
 
-def test_the_ledger_refuses_what_was_adopted_before_and_all_below_it(file_broker: BrokerUnderTest) -> None:
+def test_adopted_numbers_of_a_source_and_lower_ones_are_not_adopted_again(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    other.drop(queue, "a:5", number=5)
-    look_into_inbox(file_broker)
+    other.publish_texts(queue, "a:5", number=5)
+    process_inbox(file_broker)
     for number in (5, 4, 1):
-        assert other.drop(queue, "a:9", number=number), "it is not in the inbox any more"
-        assert look_into_inbox(file_broker)
+        assert other.publish_texts(queue, "a:9", number=number), "it is not in the inbox any more"
+        assert process_inbox(file_broker)
         assert other.inbox_files() == []
         file_broker.restart()
-    other.drop(queue, "a:6", number=6)
-    other.drop(queue, "b:1", number=1, source="another")
-    look_into_inbox(file_broker)
+    other.publish_texts(queue, "a:6", number=6)
+    other.publish_texts(queue, "b:1", number=1, source="another")
+    process_inbox(file_broker)
     assert sorted(queue.drain()) == ["a:5", "a:6", "b:1"]
 
 
-def test_published_twice_before_it_is_adopted(file_broker: BrokerUnderTest) -> None:
+def test_a_write_published_twice_is_adopted_once(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    assert other.drop(queue, "a:1")
-    assert not other.drop(queue, "a:2")
-    look_into_inbox(file_broker)
+    assert other.publish_texts(queue, "a:1")
+    assert not other.publish_texts(queue, "a:2")
+    process_inbox(file_broker)
     assert queue.drain() == ["a:1"] and other.inbox_files() == []
 
 
-def test_what_a_killed_owner_adopted_is_not_adopted_again(file_broker: BrokerUnderTest) -> None:
+def test_a_write_that_a_killed_owner_adopted_is_not_adopted_again(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    other.drop(queue, "a:1")
-    look_into_inbox(file_broker)
+    other.publish_texts(queue, "a:1")
+    process_inbox(file_broker)
     file_broker.kill()
-    other.drop(queue, "a:1")
+    other.publish_texts(queue, "a:1")
     file_broker.kill()
     assert queue.drain() == ["a:1"]
 
 
-def test_a_write_of_nothing_is_adopted(file_broker: BrokerUnderTest) -> None:
+def test_an_empty_write_is_adopted(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.inbox.publish(write_name(1), queue.incarnation, WriteManifest([], "s", 1))
     other.publish(queue.incarnation, number=2)
-    assert look_into_inbox(file_broker)
+    assert process_inbox(file_broker)
     assert other.inbox_files() == [] and queue.counts() == {}
 
 
-def test_drops_of_several_queues_do_not_wait_for_each_other(file_broker: BrokerUnderTest) -> None:
+def test_writes_of_several_queues_do_not_wait_for_each_other(file_broker: BrokerUnderTest) -> None:
     one, two, other = file_broker.create("one"), file_broker.create("two"), other_process(file_broker)
     one.pause(produce=True)
-    other.drop(one, "a:1")
-    other.drop(two, "a:1")
-    look_into_inbox(file_broker)
+    other.publish_texts(one, "a:1")
+    other.publish_texts(two, "a:1")
+    process_inbox(file_broker)
     assert (one.drain(), two.drain()) == ([], ["a:1"])
 
 
 # -- where items go --------------------------------------------------------------------------------------
 
 
-def test_items_land_where_their_keys_live(file_broker: BrokerUnderTest) -> None:
+def test_adopted_items_go_to_the_partitions_of_their_keys(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=4), other_process(file_broker)
     keys = [key for number in range(4) for key in keys_at(queue, number, 3)]
     random.Random(3).shuffle(keys)
-    other.drop(queue, *[f"{key}:1" for key in keys])
-    look_into_inbox(file_broker)
+    other.publish_texts(queue, *[f"{key}:1" for key in keys])
+    process_inbox(file_broker)
     owners = queue.loop.engine.map.owners
     held = queue.lease(100)
     assert sorted(held.keys) == sorted(keys)
@@ -149,14 +149,14 @@ def test_items_without_keys_go_anywhere_and_mixed_ones_to_both(file_broker: Brok
     queue, other = file_broker.create(partitions=3), other_process(file_broker)
     mixed = batch_of(*[f"m:{n}" for n in range(20)], keys=[None if n % 2 else f"k{n}" for n in range(20)])
     other.publish(queue.incarnation, *[batch_of(*[f"p{at}:{n}" for n in range(5)]) for at in range(12)], mixed)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     served = queue.drain()
     assert len(served) == 80 and len(set(served)) == 80
-    filled = [member.state.next_offset for member in queue.loop.engine.handles.values()]
+    filled = [handle.state.next_offset for handle in queue.loop.engine.handles.values()]
     assert all(filled), "frames without keys are dealt to all"
 
 
-def test_everything_of_an_item_comes_with_it(file_broker: BrokerUnderTest) -> None:
+def test_adopted_items_keep_all_their_fields(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     batch = batch_of("now", "later", "never", keys=["k", None, "l"], priorities=[1, 5, 9], ttl=30)
     batch.headers = [None, msgspec.msgpack.encode({"a": b"1"}), None]
@@ -164,7 +164,7 @@ def test_everything_of_an_item_comes_with_it(file_broker: BrokerUnderTest) -> No
     batch.references = [None, "r", None]
     batch.ats = [0, file_broker.after(10), 0]
     other.publish(queue.incarnation, batch)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     held = queue.lease(10)
     parts = [part.batch for one in held.parts_granted for part in one.items]
     found = [(part.payloads, part.keys, part.kinds, part.ttls) for part in parts]
@@ -174,22 +174,22 @@ def test_everything_of_an_item_comes_with_it(file_broker: BrokerUnderTest) -> No
     assert queue.lease(10).parts_granted[0].items[0].batch.headers == [msgspec.msgpack.encode({"a": b"1"})]
 
 
-def test_frames_are_adopted_in_their_order_and_parts_in_theirs(file_broker: BrokerUnderTest) -> None:
+def test_parts_and_frames_are_adopted_in_order(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=3), other_process(file_broker)
     other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)) for n in range(9)], parts=3)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert numbers_by_key(queue.drain()) == {key: [*range(9)] for key in KEYS}
 
 
 # -- what holds adoption back ----------------------------------------------------------------------------
 
 
-def test_a_pause_holds_drops_back(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pause_delays_adoption(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue, other = file_broker.create(partitions=2), other_process(file_broker)
     queue.pause(produce=True)
-    other.drop(queue, *texts(0, 2))
+    other.publish_texts(queue, *texts(0, 2))
     for _ in range(3):
-        assert not look_into_inbox(file_broker)
+        assert not process_inbox(file_broker)
         file_broker.advance(1)
     assert len(other.inbox_files()) == 1 and queue.counts() == {}
     file_broker.restart()
@@ -197,11 +197,11 @@ def test_a_pause_holds_drops_back(file_broker: BrokerUnderTest, caplog: pytest.L
     assert len(logged_warnings(caplog)) == 2 and "paused" in logged_warnings(caplog)[0], "each owner says it once"
     queue.pause(produce=False)
     file_broker.advance(1)
-    assert look_into_inbox(file_broker)
+    assert process_inbox(file_broker)
     assert numbers_by_key(queue.drain()) == {key: [0, 1] for key in KEYS}
 
 
-def test_a_pause_in_the_middle_lets_the_rest_wait(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_during_an_adoption_delays_the_rest(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
     run, calls = file_broker.embedded.run_request, 0
@@ -214,37 +214,37 @@ def test_a_pause_in_the_middle_lets_the_rest_wait(file_broker: BrokerUnderTest, 
         return run(incarnation, request)
 
     monkeypatch.setattr(file_broker.embedded, "run_request", pausing)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.counts() == {"ready": 2}
-    other.drop(queue, "k:1", source="another")
+    other.publish_texts(queue, "k:1", source="another")
     queue.pause(produce=False)
     file_broker.restart()
     assert queue.drain() == ["0", "1", "2", "3", "k:1"]
 
 
-def test_limits_and_a_crowd_do_not(file_broker: BrokerUnderTest) -> None:
-    """A drop is on this disk already; what it may hold up, if it waited, is every stream that writes."""
+def test_limits_and_waiting_producers_do_not_delay_adoption(file_broker: BrokerUnderTest) -> None:
+    """A published write is on this disk already; if it waited, every stream that writes would wait behind it."""
     queue, other = file_broker.create(max_items=3, max_bytes=100), other_process(file_broker)
     queue.produce("1", "2", "3")
     waiting = queue.submit(ProduceRequest(batch_of("waits"), deadline=file_broker.deadline(60)))
     file_broker.turn()
     other.publish(queue.incarnation, batch_of(*["x" * 50] * 9), batch_of("d", dedups=["id"]))
-    assert look_into_inbox(file_broker)
+    assert process_inbox(file_broker)
     assert queue.stats().ready == 13 and not waiting.done
     queue.drain()
     assert waiting.done
 
 
-def test_a_full_disk_makes_it_wait(file_broker: BrokerUnderTest) -> None:
+def test_a_full_disk_delays_adoption(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=2), other_process(file_broker)
     other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)) for n in range(6)])
     assert isinstance(other.files, SimulatedFiles)
     other.files.set_free_bytes(500)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     other.files.set_free_bytes(None)
     for _ in range(9):
         file_broker.advance(30)
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
     assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [*range(6)] for key in KEYS}
 
@@ -252,18 +252,18 @@ def test_a_full_disk_makes_it_wait(file_broker: BrokerUnderTest) -> None:
 # -- dedup ids -------------------------------------------------------------------------------------------
 
 
-def test_the_same_dedup_ids_in_one_drop_and_in_two(file_broker: BrokerUnderTest) -> None:
+def test_the_same_dedup_ids_in_one_write_and_in_two(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(partitions=3, dedup_window=100 * SECOND), other_process(file_broker)
     names = [f"id-{n % 7}" for n in range(20)]
     first = batch_of(*[f"a{n}" for n in range(20)], dedups=names)
     again = batch_of(*[f"b{n}" for n in range(20)], dedups=names, keys=["k"] * 20)
     other.publish(queue.incarnation, first, batch_of(*["c"] * 3, dedups=["id-1", "id-7", None]), number=1)
     other.publish(queue.incarnation, first, again, number=2)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert sorted(queue.drain()) == sorted([*[f"a{n}" for n in range(7)], "c", "c", *[f"b{n}" for n in range(7)]]), "ids are the key's own"
     file_broker.advance_in_steps(101)
     other.publish(queue.incarnation, first, number=3)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert len(queue.drain()) == 7, "the window is over"
 
 
@@ -271,7 +271,7 @@ def test_dedup_ids_of_produced_items_count_too(file_broker: BrokerUnderTest) -> 
     queue, other = file_broker.create(dedup_window=100 * SECOND), other_process(file_broker)
     queue.produce("first", dedups=["id"])
     other.publish(queue.incarnation, batch_of("second", "third", dedups=["id", "other"]))
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     queue.produce("fourth", dedups=["other"])
     assert queue.drain() == ["first", "third"]
 
@@ -279,18 +279,18 @@ def test_dedup_ids_of_produced_items_count_too(file_broker: BrokerUnderTest) -> 
 # -- queues that are no more -------------------------------------------------------------------------------
 
 
-def test_the_drop_of_a_deleted_queue_is_removed(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_write_of_a_deleted_queue_is_removed(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     file_broker.delete("q")
     file_broker.create("q")
-    other.drop(queue, "a:1")
-    other.drop(queue, "a:2", number=2)
-    assert look_into_inbox(file_broker)
+    other.publish_texts(queue, "a:1")
+    other.publish_texts(queue, "a:2", number=2)
+    assert process_inbox(file_broker)
     assert other.inbox_files() == [] and file_broker.find().counts() == {}
     assert len(logged_warnings(caplog)) == 2 and "is deleted" in logged_warnings(caplog)[0]
 
 
-def test_a_queue_deleted_while_its_drop_is_adopted(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_deleted_while_its_write_is_adopted(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
     run, calls = file_broker.embedded.run_request, 0
@@ -303,31 +303,31 @@ def test_a_queue_deleted_while_its_drop_is_adopted(file_broker: BrokerUnderTest,
         return run(incarnation, request)
 
     monkeypatch.setattr(file_broker.embedded, "run_request", deleting)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert other.inbox_files() == []
 
 
-def test_a_drop_waits_for_a_queue_that_is_still_being_opened(file_broker: BrokerUnderTest) -> None:
+def test_a_write_waits_for_a_queue_that_is_being_opened(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    other.drop(queue, "a:1")
+    other.publish_texts(queue, "a:1")
     loop = file_broker.embedded._loops.pop(queue.incarnation)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert len(other.inbox_files()) == 1
     file_broker.embedded._loops[queue.incarnation] = loop
     file_broker.advance(1)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.drain() == ["a:1"]
 
 
 # -- the owner -----------------------------------------------------------------------------------------------
 
 
-def test_a_mistake_of_ours_holds_nobody_else_up(
+def test_a_bug_in_one_entry_does_not_stop_the_others(
     file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    other.drop(queue, "a:1", source="first")
-    other.drop(queue, "b:1", source="second")
+    other.publish_texts(queue, "a:1", source="first")
+    other.publish_texts(queue, "b:1", source="second")
 
     def mistaken(frame: Frame) -> FrameColumns:
         if b"a:1" in FrameColumns(frame).batch().payloads:
@@ -349,7 +349,7 @@ def test_writes_that_never_ended_are_removed_after_a_week(file_broker: BrokerUnd
     assert len(other.inbox_files()) == 1
 
 
-def test_closing_does_not_wait_for_a_large_drop(tmp_path: Path) -> None:
+def test_closing_does_not_wait_for_a_large_write(tmp_path: Path) -> None:
     broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     other.publish(queue.incarnation, *[batch_of(*[f"{n}"] * 10) for n in range(2_000)])
@@ -368,4 +368,4 @@ def test_a_broker_in_memory_has_an_inbox_too() -> None:
     writer = inbox.part_writer("w", "p", queue.incarnation)
     writer.add(encode([Produced(0, batch_of("a", "b"))], Moment(0, 0)))
     assert inbox.publish("w", queue.incarnation, WriteManifest([writer.finish()], "s", 1))
-    assert look_into_inbox(broker) and queue.drain() == ["a", "b"] and inbox.waiting() == []
+    assert process_inbox(broker) and queue.drain() == ["a", "b"] and inbox.waiting() == []

@@ -1,4 +1,4 @@
-"""Drops that are not as they were published: nothing of them is adopted, and somebody is told."""
+"""Damaged published writes: nothing of them is adopted, and an error is logged."""
 
 import random
 
@@ -13,14 +13,14 @@ from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
-from tests.broker.other_process import BEGAN, ROOT, OtherProcess, keyed_batch, logged_warnings, look_into_inbox, other_process, texts
+from tests.broker.other_process import BEGAN, ROOT, OtherProcess, keyed_batch, logged_warnings, other_process, process_inbox, texts
 from tests.broker.storages import SimulatedStorage
 
 # -- as it is found -----------------------------------------------------------------------------------
 
 
-def damaged_drop(broker: BrokerUnderTest) -> tuple[QueueUnderTest, OtherProcess, list[str]]:
-    """A drop of three parts of which all is good; the paths of its files."""
+def valid_write(broker: BrokerUnderTest) -> tuple[QueueUnderTest, OtherProcess, list[str]]:
+    """A valid write of three parts, and the paths of its files, for a test to damage."""
     queue, other = broker.create(partitions=2), other_process(broker)
     broker.embedded.close()
     other.publish(queue.incarnation, *[keyed_batch(*texts(n, n + 1)[:3]) for n in range(5)], parts=3)
@@ -34,10 +34,10 @@ def reopened(broker: BrokerUnderTest, files: SimulatedFiles) -> BrokerUnderTest:
     return again
 
 
-def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) -> None:
-    """Cut at any byte, or with a bit that is not right: it stays where it is, and is said once."""
+def test_nothing_of_a_damaged_write_is_adopted(caplog: pytest.LogCaptureFixture) -> None:
+    """Truncated at any byte, or with a flipped bit: it stays in the inbox, and is logged once."""
     broker = BrokerUnderTest(SimulatedStorage())
-    _, other, paths = damaged_drop(broker)
+    _, other, paths = valid_write(broker)
     assert isinstance(other.files, SimulatedFiles)
     chance, tried = random.Random(1), 0
     for path in paths:
@@ -61,7 +61,7 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
             tried += 1
             for _ in range(3):
                 again.advance(1)
-                assert not look_into_inbox(again)
+                assert not process_inbox(again)
             assert again.find().counts() == {}
             assert OtherProcess(disk).inbox_files() == other.inbox_files()
             assert len(logged_warnings(caplog)) == 1 and "write it again" in logged_warnings(caplog)[0]
@@ -73,7 +73,7 @@ def test_of_a_damaged_drop_nothing_is_adopted(caplog: pytest.LogCaptureFixture) 
 @pytest.mark.parametrize("changes", [{"frames": 1}, {"frames": 3}, {"items": 5}, {"items": 7}, {"name": "part-7.frames"}, {"name": ".."}])
 def test_a_part_that_is_not_as_its_manifest_says(changes: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
     broker = BrokerUnderTest(SimulatedStorage())
-    _, other, paths = damaged_drop(broker)
+    _, other, paths = valid_write(broker)
     assert isinstance(other.files, SimulatedFiles)
     manifest = msgspec.json.decode(other.files.content(paths[0]), type=WriteManifest)
     parts = [*manifest.parts[:2], msgspec.structs.replace(manifest.parts[2], **changes)]
@@ -87,11 +87,13 @@ def test_frames_that_no_queue_takes_are_refused_before_any_is_taken(file_broker:
     good, wrong = batch_of("good"), batch_of("wrong", keys=["k"])
     wrong.keys = [b"k" * 5_000]
     other.publish(queue.incarnation, good, wrong)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.counts() == {} and "no queue takes" in logged_warnings(caplog)[0]
 
 
-def test_a_frame_that_is_whole_and_cannot_be_understood(file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_frame_with_a_valid_checksum_and_invalid_content_is_refused(
+    file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     write = write_name(BEGAN)
     other.inbox.begin_write(write)
@@ -100,54 +102,54 @@ def test_a_frame_that_is_whole_and_cannot_be_understood(file_broker: BrokerUnder
     writer.add(draft)
     writer.add(draft._replace(column_bits=1 << 15))
     other.inbox.publish(write, queue.incarnation, WriteManifest([writer.finish()], "s", 1))
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.counts() == {} and len(logged_warnings(caplog)) == 1
 
 
-def test_what_comes_behind_a_damaged_drop(file_broker: BrokerUnderTest) -> None:
-    """Other sources go on; the same source waits, for once its next is in, this one never could be."""
+def test_writes_behind_a_damaged_one_of_the_same_source_wait(file_broker: BrokerUnderTest) -> None:
+    """Writes of other sources are adopted. Those of the same source wait: after a later number this one never could be."""
     queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
-    other.drop(queue, "k:1", number=1)
-    drop = other.inbox.waiting()[0]
-    path = f"{ROOT}/inbox/{drop.label}/part-0.frames"
+    other.publish_texts(queue, "k:1", number=1)
+    write = other.inbox.waiting()[0]
+    path = f"{ROOT}/inbox/{write.label}/part-0.frames"
     good = other.files.content(path)
     other.files.flip_bit(path, 900)
-    other.drop(queue, "k:2", number=2)
-    other.drop(queue, "k:3", source="another")
+    other.publish_texts(queue, "k:2", number=2)
+    other.publish_texts(queue, "k:3", source="another")
     other.files.put_file(f"{ROOT}/inbox/{queue.incarnation:016x}-nonsense.drop/{MANIFEST}", b"{}")
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.drain() == ["k:3"] and len(other.inbox_files()) == 3
-    other.files.rename(f"{ROOT}/inbox/{drop.label}", f"{ROOT}/inbox/aside")
-    look_into_inbox(file_broker)
+    other.files.rename(f"{ROOT}/inbox/{write.label}", f"{ROOT}/inbox/aside")
+    process_inbox(file_broker)
     assert queue.drain() == ["k:2"]
     other.files.put_file(f"{ROOT}/inbox/aside/part-0.frames", good)
-    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{drop.label}")
-    look_into_inbox(file_broker)
+    other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{write.label}")
+    process_inbox(file_broker)
     assert queue.drain() == [], "it comes too late"
 
 
-def test_a_drop_that_was_mended_is_adopted(file_broker: BrokerUnderTest) -> None:
+def test_a_repaired_write_is_adopted(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    other.drop(queue, "k:1", number=1)
+    other.publish_texts(queue, "k:1", number=1)
     assert isinstance(other.files, SimulatedFiles)
     file = other.inbox.waiting()[0].label
     path = f"{ROOT}/inbox/{file}/part-0.frames"
     good = other.files.content(path)
     other.files.flip_bit(path, 900)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     other.files.put_file(f"{ROOT}/inbox/aside/part-0.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.drain() == ["k:1"]
 
 
-def test_damage_that_comes_in_the_middle(
+def test_damage_that_appears_during_an_adoption(
     file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Part of it is in, so nothing else may be begun; moved away and back, it can only be refused."""
+    """A part is adopted, so no other write may begin. Moved away and back, the write can only be refused."""
     queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)
@@ -163,18 +165,18 @@ def test_damage_that_comes_in_the_middle(
         return run(incarnation, request)
 
     monkeypatch.setattr(file_broker.embedded, "run_request", damaging)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     monkeypatch.setattr(file_broker.embedded, "run_request", run)
-    other.drop(queue, "k:1", source="another", write=write_name(1))
-    look_into_inbox(file_broker)
+    other.publish_texts(queue, "k:1", source="another", write=write_name(1))
+    process_inbox(file_broker)
     assert queue.drain() == ["0", "1"]
     other.files.rename(f"{ROOT}/inbox/{file}", f"{ROOT}/inbox/aside")
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.drain() == ["k:1"]
     other.files.put_file(f"{ROOT}/inbox/aside/part-2.frames", good)
     other.files.rename(f"{ROOT}/inbox/aside", f"{ROOT}/inbox/{file}")
-    look_into_inbox(file_broker)
-    other.drop(queue, "k:2", source="a third", write=write_name(1))
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
+    other.publish_texts(queue, "k:2", source="a third", write=write_name(1))
+    process_inbox(file_broker)
     assert queue.drain() == ["k:2"] and len(other.inbox_files()) == 1
     assert "nobody can say which part" in logged_warnings(caplog)[-1]

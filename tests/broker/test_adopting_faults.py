@@ -1,4 +1,4 @@
-"""Adoption cut off anywhere, by whatever: every item of a drop is there once, and every key in order."""
+"""Adoption cut off at any file call: every item of a write is there once, and every key in order."""
 
 import copy
 import errno
@@ -17,7 +17,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 from tests.broker.crashes import disk_after
-from tests.broker.other_process import OtherProcess, look_into_inbox, numbers_by_key, other_process
+from tests.broker.other_process import OtherProcess, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 KEYS = [f"key-{number}" for number in range(8)]
@@ -30,8 +30,8 @@ def frame(number: int, dedup: bool) -> Batch:
 
 
 @cache
-def waiting_drop(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
-    """A queue with something in it, and two drops beside it that nobody has looked at."""
+def disk_with_two_writes(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
+    """A queue with some items, and two published writes that are not adopted yet."""
 
     def work(broker: BrokerUnderTest) -> None:
         queue = broker.create(partitions=2, dedup_window=60 * SECOND)
@@ -45,8 +45,8 @@ def waiting_drop(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
 
 
 @contextmanager
-def nobody_looks() -> Iterator[None]:
-    """Brokers opened meanwhile leave the inbox alone."""
+def inbox_ignored() -> Iterator[None]:
+    """Inside, brokers do not process the inbox."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InboxProcessor, "process", lambda adopter, most=0: False)
         yield
@@ -57,7 +57,7 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
 
     `between` is done, if given, by a broker that leaves the inbox alone: the adoption is still in the middle.
     """
-    files, clock = waiting_drop(dedup)
+    files, clock = disk_with_two_writes(dedup)
     for seed, power in ((0, True), (1, False), (2, True)):
         done, call = False, seed * step // 3
         while not done:
@@ -76,7 +76,7 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
             else:
                 disk.kill()
             if between is not None:
-                with nobody_looks():
+                with inbox_ignored():
                     broker = BrokerUnderTest(SimulatedStorage(disk), clock=now)
                     between(broker)
                     disk.kill()
@@ -88,17 +88,17 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
 
 
 def whole(broker: BrokerUnderTest) -> None:
-    """Both drops are in, once, in order, and out of the inbox."""
+    """Check that both writes are adopted once, in order, and removed from the inbox."""
     other, queue = other_process(broker), broker.find()
     for _ in range(9):
         if other.inbox_files():
             broker.advance(5)
-            look_into_inbox(broker)
+            process_inbox(broker)
     assert [name for name in other.inbox_files() if not name.endswith(".gone")] == []
     assert numbers_by_key(queue.drain(7)) == WHOLE
     broker.restart()
     other.publish(queue.incarnation, batch_of("never"), number=2)
-    look_into_inbox(broker)
+    process_inbox(broker)
     assert queue.drain() == [] and other.inbox_files() == []
 
 
@@ -114,7 +114,7 @@ def resized(to: int) -> Callable[[BrokerUnderTest], None]:
 
 
 def away(broker: BrokerUnderTest) -> None:
-    """For longer than requests are remembered, and dedup ids."""
+    """Wait for longer than request ids and dedup ids are remembered."""
     broker.advance_in_steps(20 * 60)
 
 
@@ -158,31 +158,31 @@ def test_resized_in_the_middle_more_often_than_maps_are_kept() -> None:
     broker, files, other = patchy(2)
     queue = broker.find()
     break_partition(broker, files, 1)
-    look_into_inbox(broker)
+    process_inbox(broker)
     files.failing_paths.clear()
     served = []
-    with nobody_looks():
+    with inbox_ignored():
         broker.advance(100)
         for at in range(KEPT_MAPS + 3):
             served += queue.drain()  # fences are inherited: they must not pile up
             queue.resize(1 + at % 2)
             broker.advance_in_steps(20 * 60)
     assert served and other.inbox_files()
-    look_into_inbox(broker)
+    process_inbox(broker)
     assert numbers_by_key(served + queue.drain()) == {key: [*range(6)] for key in KEYS}
 
 
 @pytest.mark.parametrize("kind", ["errno", "short"])
 def test_a_file_call_that_fails(kind: str) -> None:
-    """Each file call of an adoption fails once: it is done a little later, by the same owner."""
-    files, clock = waiting_drop(False)
+    """Each file call of an adoption fails once: the same owner adopts the write a little later."""
+    files, clock = disk_with_two_writes(False)
     for call in range(1, 1 << 20, 3):
         disk = files.copy()
-        with nobody_looks():
+        with inbox_ignored():
             broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
         broker.turn()
         disk.fail(disk.calls + call, errno.EIO if kind == "errno" else "torn")
-        look_into_inbox(broker)
+        process_inbox(broker)
         over = bool(disk._faults)
         disk.clear_faults()
         broker.advance_in_steps(60)
@@ -201,7 +201,7 @@ def break_partition(broker: BrokerUnderTest, files: PartlyFailingFiles, number: 
 
 
 def patchy(width: int, frames: int = 6) -> tuple[BrokerUnderTest, PartlyFailingFiles, OtherProcess]:
-    """A queue of so many partitions, a drop of so many frames beside it, and a disk that may fail in places."""
+    """A queue of so many partitions, a published write of so many frames, and a disk on which chosen paths fail."""
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(partitions=width), other_process(broker)
@@ -214,41 +214,41 @@ def test_a_partition_that_fails_for_a_while(broken: int) -> None:
     broker, files, other = patchy(3)
     queue = broker.find()
     break_partition(broker, files, broken)
-    look_into_inbox(broker)
-    other.drop(queue, *[f"{key}:6" for key in KEYS], source="another", write=write_name(1))
+    process_inbox(broker)
+    other.publish_texts(queue, *[f"{key}:6" for key in KEYS], source="another", write=write_name(1))
     for _ in range(5):
         broker.advance(40)
-        look_into_inbox(broker)
+        process_inbox(broker)
     assert len(other.inbox_files()) == 2, "nothing overtakes it, or its chunks would be taken for those of the next"
     files.failing_paths.clear()
     for _ in range(3):
         broker.advance(40)
-        look_into_inbox(broker)
+        process_inbox(broker)
     assert other.inbox_files() == []
     assert numbers_by_key(queue.drain()) == {key: [*range(7)] for key in KEYS}
 
 
 def test_partitions_fail_before_and_after_a_resize() -> None:
-    """What a partition does not say because it is away is not taken for what it has not."""
+    """A failing partition does not say which chunks it has: they must not be adopted again."""
     for first in range(3):
         for second in range(4):
             broker, files, other = patchy(3)
             queue = broker.find()
             break_partition(broker, files, first)
-            look_into_inbox(broker)
+            process_inbox(broker)
             files.failing_paths.clear()
-            with nobody_looks():
+            with inbox_ignored():
                 broker.advance(100)
                 queue.resize(4)
                 broker.advance(100)
             break_partition(broker, files, second)
             for _ in range(3):
-                look_into_inbox(broker)
+                process_inbox(broker)
                 broker.advance(40)
             files.failing_paths.clear()
             for _ in range(3):
                 broker.advance(100)
-                look_into_inbox(broker)
+                process_inbox(broker)
             assert other.inbox_files() == []
             assert numbers_by_key(queue.drain()) == {key: [*range(6)] for key in KEYS}
             broker.embedded.close()

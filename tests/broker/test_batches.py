@@ -70,7 +70,7 @@ def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() 
     assert partly, "it was cut off between two partitions"
 
 
-def test_the_same_across_a_change_of_width() -> None:
+def test_a_repeated_batch_across_a_resize_adds_what_is_missing() -> None:
     """The batch, a resize, the batch again, cut off anywhere; then once more: every item once, whichever map it was cut by."""
     for widths in ([5], [6, 3]):
         files, clock, batch = start()

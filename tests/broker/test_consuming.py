@@ -14,7 +14,7 @@ from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.grants import fail_items, grant, granted, ids_of_texts, produce_keyed, renew_operation, take_grant, take_grant_operation
-from tests.broker.other_process import ROOT, ask_through_inbox, look_into_inbox, numbers_by_key, other_process
+from tests.broker.other_process import ROOT, ask_through_inbox, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import SimulatedStorage
 
 # -- grants ----------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def test_grant_after_grant_until_nothing_is_left(file_broker: BrokerUnderTest) -
     assert other_process(file_broker).inbox_files() == []
 
 
-def test_nothing_is_granted_when_nothing_is_wanted_or_there(file_broker: BrokerUnderTest) -> None:
+def test_nothing_is_granted_when_nothing_is_wanted_or_ready(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     assert take_grant(file_broker, queue) == (0, 0)
     queue.produce("a")
@@ -48,7 +48,7 @@ def test_nothing_is_granted_when_nothing_is_wanted_or_there(file_broker: BrokerU
     assert queue.counts() == {"completed": 1}
 
 
-def test_asked_twice_the_same_grant_is_given(file_broker: BrokerUnderTest) -> None:
+def test_a_repeated_request_gets_the_same_grant(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=3)
     queue.produce(*"abcdef")
     assert take_grant(file_broker, queue, want=3) == (1, 3)
@@ -79,7 +79,7 @@ def test_keys_are_given_in_units(file_broker: BrokerUnderTest) -> None:
     assert numbers_by_key([*granted(file_broker, queue, 2).values()]) == {"k0": [6, 9], "k1": [7, 10], "k2": [8, 11]}
 
 
-def test_a_stream_that_comes_back_with_an_old_checkpoint_is_told(file_broker: BrokerUnderTest) -> None:
+def test_a_stream_with_an_old_checkpoint_is_refused(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce(*"abc")
     for number in range(3):
@@ -111,7 +111,7 @@ def test_a_pause_of_leases_holds_grants_back(file_broker: BrokerUnderTest) -> No
 
 
 @pytest.mark.parametrize("durability", ["fsync", "interval", "os"])
-def test_those_who_read_beside_the_queue_find_what_is_granted(durability: str) -> None:
+def test_granted_items_are_published_for_outside_readers(durability: str) -> None:
     broker = BrokerUnderTest(SimulatedStorage(), durability=durability)
     queue = broker.create(partitions=2)
     produce_keyed(queue, *[f"k{n}:1" for n in range(9)])
@@ -142,7 +142,7 @@ def test_leases_are_renewed_with_the_right(file_broker: BrokerUnderTest) -> None
     assert queue.counts() == {"ready": 1}, "what has ended is not renewed, and that is no matter"
 
 
-def test_what_was_committed_is_done_though_its_leases_ended(file_broker: BrokerUnderTest) -> None:
+def test_committed_items_are_completed_although_their_leases_ended(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=2)
     produce_keyed(queue, *[f"k{n % 3}:{n}" for n in range(9)])
     take_grant(file_broker, queue, timeout=10, want=6)
@@ -155,7 +155,7 @@ def test_what_was_committed_is_done_though_its_leases_ended(file_broker: BrokerU
     assert queue.counts() == {"completed": 9}
 
 
-def test_what_others_took_meanwhile_is_theirs(file_broker: BrokerUnderTest) -> None:
+def test_items_leased_by_another_consumer_meanwhile_are_not_completed(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce(*"abcd")
     take_grant(file_broker, queue, timeout=10)
@@ -167,7 +167,7 @@ def test_what_others_took_meanwhile_is_theirs(file_broker: BrokerUnderTest) -> N
     assert queue.counts() == {"completed": 4}
 
 
-def test_a_grant_that_was_never_read_and_whose_leases_ended_is_not_given_again(file_broker: BrokerUnderTest) -> None:
+def test_an_unread_grant_whose_leases_ended_is_not_given_again(file_broker: BrokerUnderTest) -> None:
     """Its answer was lost with the stream; meanwhile somebody else has taken some of the items."""
     queue = file_broker.create()
     queue.produce(*"abcd")
@@ -180,17 +180,17 @@ def test_a_grant_that_was_never_read_and_whose_leases_ended_is_not_given_again(f
     assert queue.counts() == {"completed": 4}
 
 
-def test_an_owner_away_for_long_between_leasing_and_noting(file_broker: BrokerUnderTest) -> None:
+def test_an_owner_down_for_long_between_leasing_and_saving_the_grant(file_broker: BrokerUnderTest) -> None:
     """What it leased then has ended; the stream gets those items again at once, not when the request is forgotten."""
     queue = file_broker.create()
     queue.produce(*"abc")
     for _ in range(3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StreamCoordinator, "_save", _cut_off)
-            other_process(file_broker).put_errand(queue.incarnation, take_grant_operation(want=2, timeout=10 * SECOND))
+            other_process(file_broker).put_remote_operation(queue.incarnation, take_grant_operation(want=2, timeout=10 * SECOND))
             with pytest.raises(Halt):
-                look_into_inbox(file_broker)
-        other_process(file_broker).inbox.withdraw_operation(queue.incarnation, "errand-1")  # whoever asked has given up
+                process_inbox(file_broker)
+        other_process(file_broker).inbox.withdraw_operation(queue.incarnation, "operation-1")  # as a caller that has timed out
         file_broker.kill()
         assert queue.counts() == {"ready": 1, "leased": 2}
         file_broker.advance_in_steps(60)
@@ -223,7 +223,7 @@ def test_items_that_failed_are_not_completed_with_the_rest(file_broker: BrokerUn
         assert queue.counts() == {"completed": 6}
 
 
-def test_a_delay_and_attempts(file_broker: BrokerUnderTest) -> None:
+def test_failed_items_have_a_delay_and_count_attempts(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(max_attempts=2)
     queue.produce("a", "b")
     take_grant(file_broker, queue)
@@ -237,7 +237,7 @@ def test_a_delay_and_attempts(file_broker: BrokerUnderTest) -> None:
     assert queue.counts() == {"completed": 1, "buried": 1}, "attempts count as with any consumer"
 
 
-def test_one_of_a_key_fails_and_those_behind_it_come_again(file_broker: BrokerUnderTest) -> None:
+def test_items_behind_a_failed_one_of_the_same_key_come_again(file_broker: BrokerUnderTest) -> None:
     """Whatever comes before it in its key's line is done, though it was not settled when it failed."""
     queue = file_broker.create(partitions=2)
     produce_keyed(queue, *[f"k:{n}" for n in range(5)], *[f"l:{n}" for n in range(5)])
@@ -262,7 +262,7 @@ def test_a_parked_key_stays_parked(file_broker: BrokerUnderTest) -> None:
     assert numbers_by_key([*granted(file_broker, queue, 2).values()]) == {"k": [1, 2]}
 
 
-def test_what_is_said_last_of_an_item_counts(file_broker: BrokerUnderTest) -> None:
+def test_the_last_failure_reported_for_an_item_counts(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a", "b")
     take_grant(file_broker, queue)

@@ -12,7 +12,7 @@ from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.crashes import disk_after
 from tests.broker.grants import fail_items, granted, ids_of_texts, produce_keyed, take_grant, take_grant_operation
-from tests.broker.other_process import OtherProcess, look_into_inbox, numbers_by_key, other_process
+from tests.broker.other_process import OtherProcess, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import SimulatedStorage
 
 # -- the width changes -------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ def test_a_resize_between_a_grant_and_its_commit(file_broker: BrokerUnderTest, w
 
 
 @cache
-def stocked() -> tuple[SimulatedFiles, ManualClock]:
+def disk_with_a_grant() -> tuple[SimulatedFiles, ManualClock]:
     """A queue with keys, a grant that is to be completed, one item of which failed."""
 
     def work(broker: BrokerUnderTest) -> None:
@@ -53,7 +53,7 @@ def stocked() -> tuple[SimulatedFiles, ManualClock]:
 
 def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
     """A broker opened again, after so many seconds, for every file call at which another was cut off that was asked for the next grant."""
-    files, clock = stocked()
+    files, clock = disk_with_a_grant()
     for seed, power in ((0, True), (1, False), (2, True)):
         done, call = False, seed * step // 3
         while not done:
@@ -63,10 +63,10 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
             broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
             broker.turn()
             other = OtherProcess(disk)
-            name = other.put_errand(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
+            name = other.put_remote_operation(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
             disk.fail(disk.calls + call, "halt")
             try:
-                look_into_inbox(broker)
+                process_inbox(broker)
                 done = True
             except Halt:
                 pass
@@ -85,9 +85,9 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
 def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
     """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with it."""
     queue, other = broker.find(), other_process(broker)
-    look_into_inbox(broker)
+    process_inbox(broker)
     found = other.inbox.blob(queue.incarnation, name)
-    assert found is not None, "an errand that was put is done at the next opening"
+    assert found is not None, "an operation in the inbox is done at the next opening"
     seen: list[str] = []
     number, items = take_grant(broker, queue, 1, want=9, per_key=2)
     assert number == 2 and items >= 8, "what was leased is granted"

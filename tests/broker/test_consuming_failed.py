@@ -21,13 +21,13 @@ from tests.broker.grants import (
     take_grant,
     take_grant_operation,
 )
-from tests.broker.other_process import OtherProcess, ask_through_inbox, look_into_inbox, numbers_by_key, other_process
+from tests.broker.other_process import OtherProcess, ask_through_inbox, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 # -- in a key's line ---------------------------------------------------------------------------------------
 
 
-def test_those_behind_a_buried_one_are_done(file_broker: BrokerUnderTest) -> None:
+def test_items_behind_a_buried_one_are_completed(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=2)
     produce_keyed(queue, *[f"k:{n}" for n in range(5)], *[f"l:{n}" for n in range(5)])
     take_grant(file_broker, queue)
@@ -74,15 +74,15 @@ def test_an_owner_cut_off_between_burying_and_completing(file_broker: BrokerUnde
     take_grant(file_broker, queue)
     found = granted(file_broker, queue, 1)
     fail_items(file_broker, queue, ids_of_texts(found, "k:1"), "bury")
-    other_process(file_broker).put_errand(queue.incarnation, take_grant_operation(done=1))
+    other_process(file_broker).put_remote_operation(queue.incarnation, take_grant_operation(done=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileInbox if cut_at == "remove_blob" else StreamCoordinator, cut_at, _cut_off)
         with pytest.raises(Halt):
-            look_into_inbox(file_broker)
+            process_inbox(file_broker)
     file_broker.clock.advance(away * SECOND)
     file_broker.kill()
     file_broker.turn()
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     if cut_at == "_fail" and away:
         assert queue.counts() == {"completed": 4, "ready": 1}, "its lease has ended, so it comes again"
     else:
@@ -96,7 +96,7 @@ def _cut_off(*args: object, **options: object) -> None:
 # -- a batch that is repeated --------------------------------------------------------------------------------
 
 
-def test_what_was_said_of_a_batch_counts_no_more_when_it_is_repeated(file_broker: BrokerUnderTest) -> None:
+def test_failures_of_a_batch_are_forgotten_when_it_is_repeated(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce(*"abc")
     take_grant(file_broker, queue, want=2)
@@ -138,7 +138,7 @@ def test_many_reasons_at_once(file_broker: BrokerUnderTest, monkeypatch: pytest.
 # -- what happened meanwhile -------------------------------------------------------------------------------------
 
 
-def test_what_was_sought_again_since_is_not_completed_by_right(file_broker: BrokerUnderTest) -> None:
+def test_items_sought_again_since_are_not_completed_without_a_lease(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce(*"abc")
     take_grant(file_broker, queue, timeout=10)
@@ -151,7 +151,7 @@ def test_what_was_sought_again_since_is_not_completed_by_right(file_broker: Brok
     assert queue.counts() == {"completed": 1, "leased": 2}
 
 
-def test_a_partition_that_is_out_of_order_stops_no_stream() -> None:
+def test_a_failing_partition_stops_no_stream() -> None:
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue = broker.create(partitions=3)
@@ -162,8 +162,8 @@ def test_a_partition_that_is_out_of_order_stops_no_stream() -> None:
         produce_keyed(queue, *[f"k{n}:2" for n in range(30)])
     assert not queue.loop.engine.handles[1].is_usable and lost
     other = OtherProcess(files)
-    name = other.put_errand(queue.incarnation, take_grant_operation(want=1_000))
-    look_into_inbox(broker)
+    name = other.put_remote_operation(queue.incarnation, take_grant_operation(want=1_000))
+    process_inbox(broker)
     assert other.answer(queue.incarnation, name).items == 30 - lost
     files.failing_paths.clear()
     broker.embedded.close()

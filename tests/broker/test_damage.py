@@ -50,7 +50,7 @@ def flip(broker: BrokerUnderTest, queue: QueueUnderTest, text: str) -> None:
 
 
 def records(queue: QueueUnderTest) -> int:
-    return sum(member.usable_partition.records_applied for member in queue.loop.engine.handles.values())
+    return sum(handle.usable_partition.records_applied for handle in queue.loop.engine.handles.values())
 
 
 def test_an_empty_answer_is_not_given_for_items_that_are_lost(file_broker: BrokerUnderTest) -> None:
@@ -65,7 +65,7 @@ def test_an_empty_answer_is_not_given_for_items_that_are_lost(file_broker: Broke
     assert (queue.counts(), queue.stats().partitions[0].lost) == ({"completed": 2}, 2)
 
 
-def test_a_lease_says_only_what_it_gives(file_broker: BrokerUnderTest) -> None:
+def test_a_lease_names_only_the_items_that_it_gives(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("whole 0")
     queue.produce("lost 1")
@@ -75,7 +75,7 @@ def test_a_lease_says_only_what_it_gives(file_broker: BrokerUnderTest) -> None:
     assert handed.granted.runs == [0, 1, 2, 3]
 
 
-def test_one_who_waits_is_not_answered_with_what_is_lost(file_broker: BrokerUnderTest) -> None:
+def test_a_waiting_lease_is_not_answered_with_lost_items(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("lost")
     flip(file_broker, queue, "lost")
@@ -87,7 +87,7 @@ def test_one_who_waits_is_not_answered_with_what_is_lost(file_broker: BrokerUnde
     assert waiter.leased.texts == ["whole"]
 
 
-def test_what_cannot_be_read_is_tried_again_after_a_while_and_not_at_once(file_broker: BrokerUnderTest) -> None:
+def test_an_unreadable_item_is_tried_again_after_a_while_and_not_at_once(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("x" * 500_000)
     file_broker.restart()  # so that it is not in memory
@@ -106,10 +106,10 @@ def test_what_cannot_be_read_is_tried_again_after_a_while_and_not_at_once(file_b
 
 def records_known(queue: QueueUnderTest) -> int:
     """Also of a partition that fails."""
-    return sum(member.partition.records_applied for member in queue.loop.engine.handles.values() if member.partition is not None)
+    return sum(handle.partition.records_applied for handle in queue.loop.engine.handles.values() if handle.partition is not None)
 
 
-def test_keys_are_listed_though_what_stands_in_their_lines_is_lost(file_broker: BrokerUnderTest) -> None:
+def test_keys_are_listed_although_items_in_their_lines_are_lost(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a", "b", keys=["k1", "k2"])
     held = queue.lease()
@@ -122,7 +122,7 @@ def test_keys_are_listed_though_what_stands_in_their_lines_is_lost(file_broker: 
     assert queue.stats().partitions[0].lost == 2
 
 
-def test_items_on_their_way_that_turn_out_to_be_lost_hold_nothing_up(file_broker: BrokerUnderTest) -> None:
+def test_transferred_items_that_are_lost_do_not_stop_other_transfers(file_broker: BrokerUnderTest) -> None:
     dead, queue = file_broker.create("dead"), file_broker.create("q")
     queue.produce("whole 0")
     queue.produce("lost 1")

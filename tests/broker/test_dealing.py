@@ -26,7 +26,7 @@ def sizes(line: list[SubmittedRequest]) -> list[int]:
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
-def test_items_are_dealt_as_cards_are(broker: BrokerUnderTest, partitions: int) -> None:
+def test_items_are_dealt_round_robin_to_waiting_leases(broker: BrokerUnderTest, partitions: int) -> None:
     queue = broker.create(partitions=partitions)
     line = line_up(queue, 20, 6, 1)
     for batch in (words(10, "a"), words(9, "b"), words(4, "c")):  # three callers, one turn
@@ -38,7 +38,7 @@ def test_items_are_dealt_as_cards_are(broker: BrokerUnderTest, partitions: int) 
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_those_who_wait_get_exactly_what_they_want_when_it_is_there(broker: BrokerUnderTest, partitions: int) -> None:
+def test_waiting_leases_get_exactly_what_they_want_when_there_is_enough(broker: BrokerUnderTest, partitions: int) -> None:
     queue = broker.create(partitions=partitions)
     line = line_up(queue, 5, 10, 20)
     for number in range(5):
@@ -48,7 +48,7 @@ def test_those_who_wait_get_exactly_what_they_want_when_it_is_there(broker: Brok
     assert queue.counts() == {"ready": 5, "leased": 35}
 
 
-def test_five_who_wait_share_ten_items_of_five_partitions(broker: BrokerUnderTest) -> None:
+def test_five_waiting_leases_share_ten_items_of_five_partitions(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=5)
     line = line_up(queue, *[10] * 5)
     for number in range(5):
@@ -58,7 +58,7 @@ def test_five_who_wait_share_ten_items_of_five_partitions(broker: BrokerUnderTes
     assert [one.produced for one in queue.stats().partitions] == [2] * 5
 
 
-def test_shares_are_fair_whatever_is_wanted_and_wherever_it_lies(broker: BrokerUnderTest) -> None:
+def test_shares_are_fair_for_any_wants_and_partitions(broker: BrokerUnderTest) -> None:
     rng = random.Random(3)
     for number in range(60):
         queue = broker.create(f"q{number}", partitions=rng.randint(1, 4))
@@ -85,7 +85,7 @@ def test_items_of_few_keys_are_shared_too(broker: BrokerUnderTest) -> None:
     assert queue.counts() == {"ready": 32, "leased": 8}
 
 
-def test_what_there_is_goes_round_to_those_who_came_first(broker: BrokerUnderTest) -> None:
+def test_too_few_items_go_to_the_leases_that_came_first(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     line = line_up(queue, 4, 4, 4)
     queue.produce("only")
@@ -123,7 +123,7 @@ def test_an_empty_queue_answers_at_the_deadline_and_not_before(broker: BrokerUnd
     assert queue.lease().texts == [], "without a wait it answers at once"
 
 
-def test_each_who_waits_has_its_own_deadline(broker: BrokerUnderTest) -> None:
+def test_each_waiting_lease_has_its_own_deadline(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     line = [queue.submit_lease(wait=wait) for wait in (3, 1, 2)]
     for done in ([False, True, False], [False, True, True], [True, True, True]):
@@ -193,7 +193,7 @@ def test_a_lease_repeated_with_its_id_answers_the_same(broker: BrokerUnderTest) 
     assert first.complete() == 5
 
 
-def test_one_with_a_request_id_has_its_fair_share_among_others(broker: BrokerUnderTest) -> None:
+def test_a_lease_with_a_request_id_gets_its_fair_share(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     line = [queue.submit_lease(4), queue.submit_lease(4, request=b"named"), queue.submit_lease(4)]
     for number in range(3):
@@ -218,7 +218,7 @@ def test_several_items_of_a_key_may_be_asked_for(broker: BrokerUnderTest) -> Non
     [{"want": 0}, {"want": -1}, {"want": 10_001}, {"timeout": 500}, {"per_key": 0}, {"consumer": None}, {"request": "text"}],
     ids=str,
 )
-def test_a_senseless_lease_is_refused(broker: BrokerUnderTest, wrong: dict[str, Any]) -> None:
+def test_an_invalid_lease_is_refused(broker: BrokerUnderTest, wrong: dict[str, Any]) -> None:
     queue = broker.create()
     queue.produce("there")
     with pytest.raises(InvalidRequest, match="; give "):

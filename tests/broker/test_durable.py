@@ -73,7 +73,7 @@ def test_callers_share_a_sync(tmp_path: Path) -> None:
     broker.embedded.close()
 
 
-def test_a_lone_caller_has_its_own_sync_and_nothing_is_owed_when_it_is_answered(tmp_path: Path) -> None:
+def test_a_lone_caller_is_answered_after_its_own_sync(tmp_path: Path) -> None:
     storage = CountingStorage(tmp_path)
     broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create(partitions=3)
@@ -109,7 +109,7 @@ def test_partitions_are_synced_side_by_side(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
-def test_the_lesser_modes_do_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
+def test_weaker_durability_does_not_wait_for_the_disk(tmp_path: Path, durability: Durability) -> None:
     storage = CountingStorage(tmp_path, durability)
     broker = BrokerUnderTest(storage, threaded=True)
     queue = broker.create()
@@ -178,7 +178,7 @@ def life(root: str, reports: int) -> list[tuple[str, str]]:
     return told
 
 
-def test_a_killed_process_takes_nothing_with_it_that_it_had_promised(tmp_path: Path) -> None:
+def test_a_killed_process_loses_nothing_that_it_had_answered(tmp_path: Path) -> None:
     rng = random.Random(1)
     asked: set[str] = set()
     produced: set[str] = set()

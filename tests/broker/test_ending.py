@@ -1,4 +1,4 @@
-"""Every request ends: by its answer, at its deadline, when its caller is gone, or at shutdown. And a full inbox refuses at once."""
+"""Every request ends: by its answer, at its deadline, when its caller cancels, or at close. Too many are refused."""
 
 import threading
 from collections.abc import Callable
@@ -28,14 +28,14 @@ from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, Q
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, run_threads, wait_until
 from tests.broker.storages import DirectoryStorage, MemoryStorage
 
-# -- the inbox -------------------------------------------------------------------------------------------
+# -- pending requests ------------------------------------------------------------------------------------
 
 
 def fill(queue: QueueUnderTest, number: int) -> list[SubmittedRequest]:
     return [queue.submit(LeaseRequest(1, deadline=queue.owner.deadline(600))) for _ in range(number)]
 
 
-def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: BrokerUnderTest) -> None:
+def test_too_many_pending_requests_are_refused_except_those_that_free_items(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     fill(queue, PLACES)
     for request in (ProduceRequest(batch_of("x")), LeaseRequest(1), AwaitRequest({0: 1})):
@@ -43,14 +43,14 @@ def test_a_full_inbox_refuses_at_once_but_for_what_relieves_it(broker: BrokerUnd
             queue.submit(request)
         assert caught.value.retryable
     reserved = [queue.submit(SettleRequest("complete", [])) for _ in range(RESERVED - 1)]
-    reserved.append(queue.submit(FunctionRequest(lambda turns: None)))
+    reserved.append(queue.submit(FunctionRequest(lambda engine: None)))
     with pytest.raises(QueueBusy):
         queue.submit(SettleRequest("complete", []))
     broker.turn()
     assert all(asked.done for asked in reserved)
 
 
-def test_who_waits_in_line_keeps_its_place(broker: BrokerUnderTest) -> None:
+def test_waiting_leases_count_as_pending_requests(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     line = fill(queue, PLACES)
     broker.turn()
@@ -62,7 +62,7 @@ def test_who_waits_in_line_keeps_its_place(broker: BrokerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["in the inbox", "in line"])
-def test_the_place_of_a_caller_that_is_gone_is_free(broker: BrokerUnderTest, taken: bool) -> None:
+def test_a_cancelled_request_is_not_pending_any_more(broker: BrokerUnderTest, taken: bool) -> None:
     queue = broker.create()
     line = fill(queue, PLACES)
     if taken:
@@ -88,8 +88,8 @@ def test_a_request_that_no_turn_took_in_time_was_not_done(broker: BrokerUnderTes
     assert queue.counts() == {}
 
 
-def test_a_late_lease_still_gets_what_is_there(broker: BrokerUnderTest) -> None:
-    """It asked in time; that the queue was slow is no reason to send it away with nothing."""
+def test_a_late_lease_still_gets_ready_items(broker: BrokerUnderTest) -> None:
+    """The request came in time; the turn was late."""
     queue = broker.create()
     queue.produce("there")
     asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
@@ -98,7 +98,7 @@ def test_a_late_lease_still_gets_what_is_there(broker: BrokerUnderTest) -> None:
     assert asked.leased.texts == ["there"]
 
 
-def test_who_follows_a_queue_is_told_of_news_or_of_the_end(broker: BrokerUnderTest) -> None:
+def test_awaiting_items_ends_with_new_items_or_at_the_deadline(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     queue.produce("old", key="k")
     place = {one.partition: one.produced for one in queue.stats().partitions}
@@ -125,7 +125,7 @@ def blocked(queue: QueueUnderTest) -> tuple[threading.Event, SubmittedRequest]:
     return go_on, asked
 
 
-def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(threaded_broker: BrokerUnderTest) -> None:
+def test_a_caller_does_not_wait_for_a_turn_that_does_not_end(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create()
     go_on, _ = blocked(queue)
     with pytest.raises(QueueBusy, match="nothing was done"):
@@ -135,7 +135,7 @@ def test_a_caller_is_not_kept_by_a_turn_that_does_not_end(threaded_broker: Broke
 
 
 def test_a_lease_that_does_not_wait_waits_for_its_turn(threaded_broker: BrokerUnderTest) -> None:
-    """Somebody else's turn is no reason for an error: it gets what is there."""
+    """While another caller runs a turn, the lease waits for it, and gets the ready items."""
     queue = threaded_broker.create()
     queue.produce("there")
     go_on, _ = blocked(queue)
@@ -144,7 +144,7 @@ def test_a_lease_that_does_not_wait_waits_for_its_turn(threaded_broker: BrokerUn
     assert leased == ["there"]
 
 
-def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
+def test_a_request_in_a_turn_that_does_not_end_has_an_unknown_outcome(
     threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_module, "GRACE", 50 * MILLISECOND)
@@ -161,15 +161,15 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
     def caller() -> None:
         assert inside.wait(20)
         with pytest.raises(QueueBusy):
-            queue.run(FunctionRequest(lambda turns: None, deadline=threaded_broker.deadline(0.05)))
+            queue.run(FunctionRequest(lambda engine: None, deadline=threaded_broker.deadline(0.05)))
         go_on.set()
 
     run_threads(leader, caller)
     inside.clear()
     go_on.clear()
     go, first = blocked(queue)
-    monkeypatch.setattr(QueueEngine, "all_in_io", property(lambda turns: True))  # so that not the caller but a runner leads the turn
-    both = [FunctionRequest(wait), FunctionRequest(lambda turns: "done", deadline=threaded_broker.deadline(0.2))]
+    monkeypatch.setattr(QueueEngine, "all_in_io", property(lambda engine: True))  # so that not the caller but a runner leads the turn
+    both = [FunctionRequest(wait), FunctionRequest(lambda engine: "done", deadline=threaded_broker.deadline(0.2))]
 
     def stuck() -> None:
         queue.submit(both[0])  # taken by the same turn as the next
@@ -188,7 +188,7 @@ def test_a_caller_whose_request_is_in_a_turn_that_does_not_end_is_told_so(
 # -- callers that are gone ---------------------------------------------------------------------------------
 
 
-def test_who_is_gone_before_its_turn_gets_nothing(broker: BrokerUnderTest) -> None:
+def test_a_request_cancelled_before_its_turn_gets_nothing(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     gone, stays = queue.submit(LeaseRequest(1, deadline=broker.deadline(60))), queue.submit(LeaseRequest(1, deadline=broker.deadline(60)))
     gone.cancel()
@@ -196,7 +196,7 @@ def test_who_is_gone_before_its_turn_gets_nothing(broker: BrokerUnderTest) -> No
     assert stays.leased.texts == ["item"] and not gone.done
 
 
-def test_what_was_leased_to_nobody_goes_back_uncounted(broker: BrokerUnderTest) -> None:
+def test_items_leased_to_a_cancelled_request_are_returned(broker: BrokerUnderTest) -> None:
     queue = broker.create(max_attempts=1)
     asked = queue.submit_lease(10)
     queue.produce("a", "b", "c", key="k")
@@ -210,7 +210,7 @@ def test_what_was_leased_to_nobody_goes_back_uncounted(broker: BrokerUnderTest) 
     assert queue.drain() == ["b", "c"]
 
 
-def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: BrokerUnderTest) -> None:
+def test_a_request_cancelled_while_it_is_answered_keeps_nothing(broker: BrokerUnderTest) -> None:
     queue = broker.create(max_attempts=1)
     asked = queue.submit_lease()
     produce = ProduceRequest(batch_of("item"))
@@ -228,7 +228,7 @@ def test_who_goes_in_the_very_moment_of_the_answer_keeps_nothing(broker: BrokerU
     assert queue.lease().attempts == [1]
 
 
-def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(threaded_broker: BrokerUnderTest) -> None:
+def test_an_interrupted_caller_leaves_no_request_behind(threaded_broker: BrokerUnderTest) -> None:
     """As Ctrl-C does to the main thread: the exception comes out of the sleep."""
     queue = threaded_broker.create()
 
@@ -246,7 +246,7 @@ def test_a_caller_interrupted_in_its_sleep_leaves_nothing_behind(threaded_broker
 # -- the end -------------------------------------------------------------------------------------------------
 
 
-def test_shutdown_answers_everyone_who_waits_within_a_second(threaded_broker: BrokerUnderTest) -> None:
+def test_shutdown_answers_every_waiting_request_within_a_second(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create(max_items=1)
     queue.produce("fills it")
     other = threaded_broker.create("other")
@@ -273,7 +273,7 @@ def test_shutdown_answers_everyone_who_waits_within_a_second(threaded_broker: Br
     assert told == [BrokerClosed] * 50
 
 
-def test_what_came_before_the_end_is_served(broker: BrokerUnderTest) -> None:
+def test_requests_from_before_the_close_are_served(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     asked = queue.submit(ProduceRequest(batch_of("last words")))
     waiting = queue.submit(LeaseRequest(5, deadline=broker.deadline(60), consumer="last"))
@@ -283,7 +283,7 @@ def test_what_came_before_the_end_is_served(broker: BrokerUnderTest) -> None:
     assert broker.find().stats().consumers == {"last": 1}
 
 
-def test_what_cannot_be_served_at_once_is_told_so(broker: BrokerUnderTest) -> None:
+def test_requests_that_cannot_be_served_at_close_are_refused(broker: BrokerUnderTest) -> None:
     queue = broker.create(max_items=1)
     queue.produce("fills it")
     queue.pause(lease=True)
@@ -313,7 +313,7 @@ def verbs(tested_broker: BrokerUnderTest, queue: QueueUnderTest) -> list[Callabl
     ]
 
 
-def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTest) -> None:
+def test_closing_twice_does_nothing_and_every_call_after_it_is_refused(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     closed = broker.embedded
     cancel = closed.submit(LeaseItems(queue=queue.incarnation, wait=60 * SECOND), lambda answer: None)
@@ -326,17 +326,32 @@ def test_closing_twice_is_fine_and_nothing_works_after_it(broker: BrokerUnderTes
     broker.embedded = broker.storage.open()
 
 
-def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest) -> None:
+def test_a_broker_may_be_closed_by_several_threads_at_once(threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     threaded_broker.create("a")
     threaded_broker.create("b", partitions=3)
-    run_threads(*[threaded_broker.embedded.close] * 4)
+    broker, closed = threaded_broker.embedded, 0
+    stop, close = broker.inbox.stop, broker.store.close
+
+    def slow_stop() -> None:
+        stop()
+        threading.Event().wait(0.05)  # long enough for all threads to come
+
+    def counting_close() -> None:
+        nonlocal closed
+        closed += 1
+        close()
+
+    monkeypatch.setattr(broker.inbox, "stop", slow_stop)
+    monkeypatch.setattr(broker.store, "close", counting_close)
+    run_threads(*[broker.close] * 4)
+    assert closed == 1
     with pytest.raises(BrokerClosed):
         threaded_broker.embedded.call(FindQueue(name="a"))
 
 
 @pytest.mark.parametrize("storage", ["memory", "files"])
-def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, storage: str) -> None:
-    """Producers go on until they are told that it is over: what they were told is stored, is stored, once."""
+def test_items_stored_before_the_close_are_found_after_it(tmp_path: Path, storage: str) -> None:
+    """Producers run until the broker is closed: every item whose storing was answered is there once."""
     broker = BrokerUnderTest(MemoryStorage() if storage == "memory" else DirectoryStorage(tmp_path), threaded=True)
     queue = broker.create(partitions=3)
     told: list[str] = []
@@ -364,7 +379,7 @@ def test_what_was_answered_before_the_end_is_there_after_it(tmp_path: Path, stor
     broker.embedded.close()
 
 
-def test_a_queue_that_is_full_says_so_at_the_deadline(threaded_broker: BrokerUnderTest) -> None:
+def test_produce_into_a_full_queue_fails_at_the_deadline(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create(max_items=1)
     queue.produce("fills it")
     with pytest.raises(QueueFull, match="queue 'q' is full; wait until items are resolved, or raise max_items or max_bytes"):

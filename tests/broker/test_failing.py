@@ -1,4 +1,4 @@
-"""One partition of several fails: it alone is left alone, and comes back by itself."""
+"""One partition of several fails: the others work, and it recovers when its disk works again."""
 
 import errno
 import random
@@ -8,6 +8,7 @@ import pytest
 
 from penstock.loop.partition_handle import FIRST_WAIT, JITTER, LAST_WAIT
 from penstock.loop.requests import LeaseRequest, ProduceRequest
+from penstock.operations import ListCursors, MoveCursor, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at, refusal
@@ -35,7 +36,7 @@ def one_key_each(queue: QueueUnderTest) -> list[str]:
 
 
 def failing(broker: BrokerUnderTest, partitions: int = 4) -> QueueUnderTest:
-    """A queue of which one partition fails and is known to."""
+    """A queue with one partition that is known to be failing."""
     queue = broker.create(partitions=partitions)
     disk(broker).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
@@ -77,7 +78,7 @@ def test_a_mixed_batch_fails_only_in_part(patchy: BrokerUnderTest, known: bool) 
     assert sorted(queue.drain()) == ["a", "b", "d"]
 
 
-def test_the_others_go_on_in_the_very_turn_in_which_it_fails(patchy: BrokerUnderTest) -> None:
+def test_the_other_partitions_work_in_the_turn_in_which_one_fails(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=4)
     keys = one_key_each(queue)
     queue.produce(*keys, keys=keys)
@@ -92,7 +93,7 @@ def test_the_others_go_on_in_the_very_turn_in_which_it_fails(patchy: BrokerUnder
 
 
 def test_a_lease_that_cannot_be_stored_is_not_given(patchy: BrokerUnderTest) -> None:
-    """Who waited goes on waiting, and gets the items when the partition is back."""
+    """A waiting lease waits on, and gets the items when the partition has recovered."""
     queue = patchy.create(partitions=4)
     queue.produce("kept", key=keys_at(queue, BAD)[0])
     disk(patchy).break_partition(BAD)
@@ -104,7 +105,7 @@ def test_a_lease_that_cannot_be_stored_is_not_given(patchy: BrokerUnderTest) -> 
     assert asked.leased.attempts == [1]
 
 
-def test_it_comes_back_by_itself(patchy: BrokerUnderTest) -> None:
+def test_a_failing_partition_recovers_when_its_disk_works_again(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
     patchy.advance_in_steps(60)
     assert statuses(queue)[BAD] == "failing"
@@ -118,12 +119,12 @@ def test_it_comes_back_by_itself(patchy: BrokerUnderTest) -> None:
 
 def test_back_off_grows_from_half_a_second_to_five(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
-    member = queue.loop.engine.handles[BAD]
+    handle = queue.loop.engine.handles[BAD]
     waits: list[int] = []
     for _ in range(40):
         now = patchy.clock.read().elapsed
-        assert member.next_run is not None
-        waits.append(member.next_run - now)
+        assert handle.next_run is not None
+        waits.append(handle.next_run - now)
         before = len(disk(patchy).tried)
         patchy.advance((waits[-1] - 1) / 1_000_000)
         assert len(disk(patchy).tried) == before, "it is left alone until then"
@@ -145,13 +146,13 @@ def test_back_off_begins_anew_after_a_success(patchy: BrokerUnderTest) -> None:
     disk(patchy).break_partition(BAD)
     with pytest.raises(PenstockError):
         queue.produce("not", key=keys_at(queue, BAD)[0])
-    member = queue.loop.engine.handles[BAD]
-    assert member.next_run is not None
-    assert member.next_run - patchy.clock.read().elapsed <= FIRST_WAIT * (1 + JITTER)
+    handle = queue.loop.engine.handles[BAD]
+    assert handle.next_run is not None
+    assert handle.next_run - patchy.clock.read().elapsed <= FIRST_WAIT * (1 + JITTER)
 
 
-def test_slots_do_not_go_to_one_that_fails(patchy: BrokerUnderTest) -> None:
-    """The second partition cannot be let go of while the first, which would have to take its slots, fails."""
+def test_slots_do_not_move_to_a_failing_partition(patchy: BrokerUnderTest) -> None:
+    """The second partition cannot be retired while the first, which would take its slots, is failing."""
     queue = patchy.create(partitions=2)
     disk(patchy).break_partition(0)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
@@ -161,7 +162,7 @@ def test_slots_do_not_go_to_one_that_fails(patchy: BrokerUnderTest) -> None:
     assert [*queue.loop.engine.active] == [0, 1]
 
 
-def test_all_of_them_failing_is_said(patchy: BrokerUnderTest) -> None:
+def test_produce_says_that_all_partitions_are_failing(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=2)
     disk(patchy).failing_paths.add("/0000")
     for _ in range(2):
@@ -175,8 +176,8 @@ def test_all_of_them_failing_is_said(patchy: BrokerUnderTest) -> None:
     assert queue.drain() == ["y"]
 
 
-def test_one_failed_write_is_undone_and_said(patchy: BrokerUnderTest) -> None:
-    """The disk is well again at once: the partition is rebuilt from what is synced, and left alone for half a second."""
+def test_one_failed_write_is_undone_and_reported(patchy: BrokerUnderTest) -> None:
+    """The disk works again at once: the partition is rebuilt from its synced log after half a second."""
     queue = patchy.create(partitions=2)
     (key,) = keys_at(queue, 1)
     queue.produce("before", key=key)
@@ -206,6 +207,34 @@ def test_dead_letters_wait_for_a_partition_that_fails(patchy: BrokerUnderTest) -
     patchy.advance_in_steps(10)
     assert source.counts() == {} and source.stats().transfers == 0
     assert dead.drain() == ["letter"]
+
+
+def test_a_redrive_is_refused_as_a_whole_while_a_partition_fails(patchy: BrokerUnderTest) -> None:
+    queue = patchy.create(partitions=4)
+    keys = one_key_each(queue)
+    queue.produce(*keys, keys=keys)
+    queue.lease().bury()
+    disk(patchy).break_partition(BAD)
+    with pytest.raises((StorageFailed, OutcomeUnknown)):
+        queue.produce("lost", key=keys[BAD])
+    for chosen in (None, {0: [0], BAD: [0]}):
+        with pytest.raises(StorageFailed, match="partition 2 is failing"):
+            queue.call(RedriveItems(items=chosen, to=queue.incarnation))
+    assert {one.partition: one.buried for one in queue.stats().partitions if one.partition != BAD} == {0: 1, 1: 1, 3: 1}
+    assert queue.call(RedriveItems(items={0: [0], 1: [0]}, to=queue.incarnation)) == 2
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
+    assert queue.call(RedriveItems(to=queue.incarnation)) == 2
+
+
+def test_a_cursor_moves_in_the_other_partitions_while_one_fails(patchy: BrokerUnderTest) -> None:
+    queue = failing(patchy)
+    keys = one_key_each(queue)
+    queue.produce("a", "b", keys=[keys[0], keys[1]])
+    queue.call(MoveCursor(name="c", to={0: 1}))
+    with pytest.raises(StorageFailed, match="partition 2 is failing"):
+        queue.call(MoveCursor(name="c", to={1: 1, BAD: 0}))
+    assert queue.call(ListCursors()) == {"c": {0: 1}}
 
 
 def test_a_partition_that_cannot_be_opened_is_left_out_and_reported(patchy: BrokerUnderTest) -> None:
@@ -241,8 +270,8 @@ def test_a_partition_that_fails_while_opening_is_tried_again(patchy: BrokerUnder
 
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["one call fails", "all fail from then on"])
-def test_an_error_is_never_a_success_nor_the_other_way_round(lasting: bool) -> None:
-    """Every call of a produce fails, once or from then on. What is said is what is found; the repetition settles what is unknown."""
+def test_an_error_means_not_stored_and_an_answer_means_stored(lasting: bool) -> None:
+    """Every file call of a produce fails, once or from then on. The answer is true; a repetition settles an unknown outcome."""
     told: set[type | None] = set()
     for ahead in range(1, 30):
         files = PartlyFailingFiles(random.Random(ahead))
@@ -272,7 +301,7 @@ def test_an_error_is_never_a_success_nor_the_other_way_round(lasting: bool) -> N
 
 
 def items_on(files: SimulatedFiles) -> list[str]:
-    """What a new broker finds on a copy of a disk."""
+    """The items that a new broker finds on a copy of a disk."""
     files = files.copy()
     files.kill()
     broker = BrokerUnderTest(SimulatedStorage(files))

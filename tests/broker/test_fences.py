@@ -11,12 +11,12 @@ from tests.broker.broker_under_test import BrokerUnderTest
 WIDTHS = (2, 5, 3, 7, 1)
 
 
-def test_resizes_over_a_backlog_that_nobody_serves_stay_cheap(broker: BrokerUnderTest) -> None:
+def test_resizes_over_an_unserved_backlog_stay_cheap(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
     for number in range(25):
         queue.produce(*(f"{n}" for n in range(10)), keys=[f"k{n}" for n in range(10)])
         queue.resize(WIDTHS[number % len(WIDTHS)])
-    assert sum(1 for member in queue.loop.engine.handles.values() for _ in member.state.keys.fences) < 2_000
+    assert sum(1 for handle in queue.loop.engine.handles.values() for _ in handle.state.keys.fences) < 2_000
     assert sorted(queue.drain()) == sorted(f"{n}" for n in range(10) for _ in range(25))
 
 

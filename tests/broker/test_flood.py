@@ -1,7 +1,7 @@
 """A great many leases end at once: bounded work a turn, and everybody else goes on in between."""
 
-from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
 from penstock.loop.partition import DUE_ITEMS
+from penstock.loop.requests import LeaseRequest, ProduceRequest, SettleRequest
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of
 
@@ -27,7 +27,7 @@ def leased_out(broker: BrokerUnderTest, partitions: int) -> QueueUnderTest:
     return queue
 
 
-def test_a_flood_of_expiries_stops_nobody(broker: BrokerUnderTest) -> None:
+def test_other_requests_are_served_during_many_lease_expiries(broker: BrokerUnderTest) -> None:
     partitions = 2
     queue = leased_out(broker, partitions)
     queue.produce(*[f"kept-{number}" for number in range(1_000)])
@@ -36,14 +36,14 @@ def test_a_flood_of_expiries_stops_nobody(broker: BrokerUnderTest) -> None:
     broker.clock.advance(TIMEOUT * SECOND)
     left = queue.loop.engine
     turns = 0
-    before = sum(member.state.counts.leased for member in left.usable())
+    before = sum(handle.state.counts.leased for handle in left.usable())
     while True:
         request = queue.submit(ProduceRequest(batch_of(f"new-{turns}")))
         settled = queue.submit(SettleRequest("complete", held.pop().parts))
         queue.loop.turn()
         turns += 1
         assert request.result[0].refused is None and settled.result[0].done == 1, "answered by the turn that took them"
-        now = sum(member.state.counts.leased for member in left.usable())
+        now = sum(handle.state.counts.leased for handle in left.usable())
         ended = before - now - 1
         assert ended <= partitions * (DUE_ITEMS + SIZE), "no turn does more than its part"
         before = now
@@ -54,7 +54,7 @@ def test_a_flood_of_expiries_stops_nobody(broker: BrokerUnderTest) -> None:
     assert queue.stats().ready == TOTAL + turns
 
 
-def test_those_who_wait_share_what_comes_back(broker: BrokerUnderTest) -> None:
+def test_waiting_leases_share_the_returned_items(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
     queue.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))
     queue.submit(ProduceRequest(batch_of(*map(str, range(5_000)))))

@@ -99,7 +99,7 @@ def use(target: str) -> None:
 
 
 @pytest.mark.parametrize("storage", ["memory", "files"])
-def test_a_child_is_told_and_the_parent_goes_on(tmp_path: Path, storage: str) -> None:
+def test_a_forked_child_is_refused_and_the_parent_keeps_working(tmp_path: Path, storage: str) -> None:
     target = "memory://" if storage == "memory" else str(tmp_path / "data")
     script = f"from tests.broker.test_fork import use; use({target!r})"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)

@@ -1,4 +1,4 @@
-"""Large drops keep nobody waiting, anonymous writes push nobody out of the ledger, and what is left behind goes."""
+"""Large writes do not delay other work, single-use sources do not displace streams, and stale files are removed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +17,14 @@ from penstock.testing import Halt
 from penstock.words.clock import DAY, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 from tests.broker.grants import renew_operation, take_grant
-from tests.broker.other_process import OtherProcess, ask_through_inbox, look_into_inbox, numbers_by_key, other_process
+from tests.broker.other_process import OtherProcess, ask_through_inbox, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import DirectoryStorage
 
 TIMEOUT = 10
 
 
 def slow(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str, meanwhile: Callable[[], object]) -> None:
-    """Whatever is done with a chunk of a drop takes seconds, and something else happens meanwhile."""
+    """Make each step with a chunk of a write take seconds, and call `meanwhile` during it."""
 
     def passes() -> None:
         broker.clock.advance(4 * SECOND)
@@ -44,9 +44,7 @@ def slow(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str, m
 
 
 @pytest.mark.parametrize("where", ["looked through", "adopted"])
-def test_a_living_stream_keeps_its_right_while_a_large_drop_is(
-    file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_a_stream_keeps_its_right_while_a_large_write_is(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     queue, bulk, other = file_broker.create(), file_broker.create("bulk"), other_process(file_broker)
     queue.produce("a", "b")
     assert take_grant(file_broker, queue, timeout=TIMEOUT) == (1, 2)
@@ -56,18 +54,20 @@ def test_a_living_stream_keeps_its_right_while_a_large_drop_is(
         file_broker,
         monkeypatch,
         where,
-        lambda: asked.append(other.put_errand(queue.incarnation, renew_operation(timeout=TIMEOUT * SECOND))),
+        lambda: asked.append(other.put_remote_operation(queue.incarnation, renew_operation(timeout=TIMEOUT * SECOND))),
     )
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert queue.stats().holder and queue.counts() == {"leased": 2}
     assert sum(other.inbox.blob(queue.incarnation, name) is not None for name in asked) >= len(asked) - 1
     assert len(bulk.drain()) == 8
 
 
-def test_a_look_ends_when_its_time_is_over_and_the_next_goes_on(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processing_stops_at_its_time_limit_and_continues_at_the_next_call(
+    file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"k:{n}", keys=["k"]) for n in range(6)], source="large")
-    other.drop(queue, "k:6", source="small")
+    other.publish_texts(queue, "k:6", source="small")
     with monkeypatch.context() as patch:
         slow(file_broker, patch, "adopted", lambda: None)
         assert not file_broker.embedded.inbox.process(10 * SECOND)
@@ -78,14 +78,14 @@ def test_a_look_ends_when_its_time_is_over_and_the_next_goes_on(file_broker: Bro
     assert other.inbox_files() == []
 
 
-def test_an_opening_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_write_does_not_delay_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InboxProcessor, "_watch", lambda self: None)
     broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
-    other.drop(queue, "a:1")
+    other.publish_texts(queue, "a:1")
     broker.restart()
     assert queue.stats().ready == 1, "what is small is there"
-    other.drop(queue, "a:2", number=2)
+    other.publish_texts(queue, "a:2", number=2)
     monkeypatch.setattr(inbox, "OPENING", 1)
     broker.restart()
     assert queue.stats().ready == 1
@@ -97,21 +97,21 @@ def test_an_opening_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # -- who is remembered -------------------------------------------------------------------------------------
 
 
-def test_anonymous_writes_push_no_stream_out_of_the_ledger(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_use_sources_do_not_displace_those_of_streams(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "MAX_SOURCES", 4)
     monkeypatch.setattr(catalog, "MAX_ONCE", 3)
     queue, other = file_broker.create(), other_process(file_broker)
     for source, number in (("stream", 7), ("load", 1)):
-        other.drop(queue, f"{source}:{number}", source=source, number=number)
-        look_into_inbox(file_broker)
+        other.publish_texts(queue, f"{source}:{number}", source=source, number=number)
+        process_inbox(file_broker)
     for n in range(9):
         write, parts = other.stage(queue.incarnation, [[batch_of(f"anonymous:{n}")]])
         other.inbox.publish(write, queue.incarnation, manifest_of(parts, write))
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
     file_broker.restart()
     for source, number in (("stream", 7), ("load", 1)):
-        other.drop(queue, f"{source}:{number}", source=source, number=number)
-        look_into_inbox(file_broker)
+        other.publish_texts(queue, f"{source}:{number}", source=source, number=number)
+        process_inbox(file_broker)
     assert sorted(queue.drain()) == sorted(["stream:7", "load:1", *[f"anonymous:{n}" for n in range(9)]])
     known = file_broker.embedded.catalog.get(queue.incarnation).adopted
     assert len(known) == 5 and known["stream"] == 7
@@ -121,7 +121,7 @@ def manifest_of(parts: list[StagedPart], source: str) -> WriteManifest:
     return WriteManifest(parts, source, 1)
 
 
-def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(
+def test_a_single_use_write_is_adopted_once_although_its_removal_is_cut_off(
     file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
@@ -134,7 +134,7 @@ def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(
     with monkeypatch.context() as patch:
         patch.setattr("penstock.logs.files.inbox.FileInbox.remove", cut_off)
         with pytest.raises(Halt):
-            look_into_inbox(file_broker)
+            process_inbox(file_broker)
     file_broker.kill()
     assert other.inbox_files() == [] and queue.drain() == ["a"]
 
@@ -142,20 +142,20 @@ def test_an_anonymous_write_is_adopted_once_though_its_removal_is_cut_off(
 # -- what is left behind -------------------------------------------------------------------------------------
 
 
-def test_an_owner_that_lives_long_sweeps_every_day(file_broker: BrokerUnderTest) -> None:
+def test_the_owner_sweeps_the_inbox_every_day(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     queue.produce("a")
     take_grant(file_broker, queue, timeout=TIMEOUT)
     other.stage(queue.incarnation, [[batch_of("a")]], f"{file_broker.clock.read().wall:016x}-0123")
-    other.put_errand(queue.incarnation, MoveCursor(name="c", to={}))
+    other.put_remote_operation(queue.incarnation, MoveCursor(name="c", to={}))
     other.files.close(other.files.open(f"{other.root}/inbox/{queue.incarnation:016x}-cursor-x.errand.tmp", "append"))
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     kept: dict[int, tuple[int, int]] = {}
     for day in range(1, 35):
         file_broker.clock.advance(DAY)
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
         kept[day] = len(other.inbox_files()), len(other.answer_files())
-    assert kept[1] == (2, 2), "a killed driver's write, half an errand; a grant, an answer that nobody reads"
+    assert kept[1] == (2, 2), "a killed driver's write, half an operation; a grant, an answer that was not read"
     assert kept[3] == (1, 1)
     assert kept[9] == (0, 1), "the grant is kept: its stream may come back"
     assert kept[34] == (0, 0)

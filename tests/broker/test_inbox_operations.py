@@ -1,4 +1,4 @@
-"""Operations in the inbox: whatever is asked there is answered, and is out of the way then."""
+"""Remote operations in the inbox: every one is answered and removed."""
 
 import logging
 from typing import Any
@@ -23,15 +23,15 @@ from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import Refused
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 from tests.broker.grants import take_grant_operation
-from tests.broker.other_process import ROOT, OtherProcess, Raw, ask_through_inbox, errand, look_into_inbox, other_process
+from tests.broker.other_process import ROOT, OtherProcess, Raw, ask_through_inbox, encoded_remote_operation, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 
 def answered(broker: BrokerUnderTest, incarnation: int, body: bytes) -> Any:
-    """What is answered to an errand of these bytes."""
+    """The answer to a remote operation of these bytes."""
     other = other_process(broker)
     other.inbox.put_operation(incarnation, "asked", body)
-    assert look_into_inbox(broker)
+    assert process_inbox(broker)
     assert other.inbox_files() == []
     return other.answer(incarnation, "asked")
 
@@ -39,10 +39,10 @@ def answered(broker: BrokerUnderTest, incarnation: int, body: bytes) -> Any:
 # -- wrong ones ------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_operation(file_broker: BrokerUnderTest) -> None:
+def test_an_unknown_remote_operation_is_refused(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     with pytest.raises(InvalidRequest, match=r"the operation cannot be understood .*'Dance'.*; use the same Penstock on both sides"):
-        answered(file_broker, queue.incarnation, errand({"type": "Dance", "queue": queue.incarnation}))
+        answered(file_broker, queue.incarnation, encoded_remote_operation({"type": "Dance", "queue": queue.incarnation}))
 
 
 GOOD_TAKE = {"stream": "s", "run": "r", "done": 0, "want": 1, "per_key": 1, "timeout": MINUTE}
@@ -100,11 +100,11 @@ def fail(*, action: object = "retry", **more: object) -> Raw:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_wrong_fields(file_broker: BrokerUnderTest, wrong: Raw) -> None:
+def test_an_operation_with_wrong_fields_is_refused(file_broker: BrokerUnderTest, wrong: Raw) -> None:
     queue = file_broker.create()
     queue.produce("a")
     with pytest.raises(InvalidRequest):
-        answered(file_broker, queue.incarnation, errand({"queue": queue.incarnation, **wrong}))
+        answered(file_broker, queue.incarnation, encoded_remote_operation({"queue": queue.incarnation, **wrong}))
     assert other_process(file_broker).answer_files() == []
     assert queue.counts() == {"ready": 1} and queue.stats().holder == ""
 
@@ -120,31 +120,31 @@ def test_wrong_fields(file_broker: BrokerUnderTest, wrong: Raw) -> None:
         msgspec.msgpack.encode([1, 2]),
         msgspec.msgpack.encode({"operation": 1}),
         msgspec.msgpack.encode({"answer": True}),
-        errand({"type": "TakeGrant", 1: 2}),  # type: ignore[dict-item]
-        errand({"type": 1}),
-        errand({"type": "MoveCursor", "name": b"\xff", "to": {}}),
+        encoded_remote_operation({"type": "TakeGrant", 1: 2}),  # type: ignore[dict-item]
+        encoded_remote_operation({"type": 1}),
+        encoded_remote_operation({"type": "MoveCursor", "name": b"\xff", "to": {}}),
         b"\x81\xa9operation\x82\xa4type\xa4\xff\xfe\xfd\xfc\xa2to\x80",
         b"\x81\xa9operation" + b"\x91" * 100_000,
         msgspec.json.encode(RemoteOperation(msgspec.Raw(b"{}"))),
     ],
     ids=lambda body: repr(body[:20]),
 )
-def test_what_is_no_operation(file_broker: BrokerUnderTest, body: bytes) -> None:
+def test_bytes_that_are_no_operation_are_refused(file_broker: BrokerUnderTest, body: bytes) -> None:
     queue = file_broker.create()
     with pytest.raises(InvalidRequest, match="cannot be understood"):
         answered(file_broker, queue.incarnation, body)
 
 
-def test_one_cut_anywhere(file_broker: BrokerUnderTest) -> None:
+def test_a_truncated_operation_is_refused(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
-    whole = errand(MoveCursor(queue=queue.incarnation, name="c", to={0: 0}))
+    whole = encoded_remote_operation(MoveCursor(queue=queue.incarnation, name="c", to={0: 0}))
     for size in range(len(whole)):
         with pytest.raises(InvalidRequest):
             answered(file_broker, queue.incarnation, whole[:size])
     assert answered(file_broker, queue.incarnation, whole) is None
 
 
-def test_of_a_deleted_queue(file_broker: BrokerUnderTest) -> None:
+def test_an_operation_on_a_deleted_queue_is_refused(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     file_broker.delete("q")
     file_broker.create("q")
@@ -153,37 +153,37 @@ def test_of_a_deleted_queue(file_broker: BrokerUnderTest) -> None:
         with pytest.raises(QueueNotFound, match="any more"):
             ask_through_inbox(file_broker, queue, operation)
     assert other_process(file_broker).inbox_files() == []
-    other_process(file_broker).put_errand(queue.incarnation, EndStream(stream="s", run=""))
-    look_into_inbox(file_broker)
+    other_process(file_broker).put_remote_operation(queue.incarnation, EndStream(stream="s", run=""))
+    process_inbox(file_broker)
     assert len(other_process(file_broker).answer_files()) == 1, "nobody has read it"
     file_broker.restart()
     assert other_process(file_broker).answer_files() == []
 
 
-def test_one_that_wants_no_answer_gets_none(file_broker: BrokerUnderTest) -> None:
+def test_an_operation_that_wants_no_answer_gets_none(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     for kind in ("EndStream", "Dance"):
-        body = errand({"type": kind, "queue": queue.incarnation, "stream": "s", "run": ""}, answer=False)
+        body = encoded_remote_operation({"type": kind, "queue": queue.incarnation, "stream": "s", "run": ""}, answer=False)
         other_process(file_broker).inbox.put_operation(queue.incarnation, "told", body)
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
     assert other_process(file_broker).inbox_files() == [] and other_process(file_broker).answer_files() == []
 
 
-def test_one_that_is_taken_back(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_withdrawn_operation_is_not_done(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    name = other.put_errand(queue.incarnation, take_grant_operation("s", want=1))
+    name = other.put_remote_operation(queue.incarnation, take_grant_operation("s", want=1))
     inbox = file_broker.embedded.store.inbox
     waiting = inbox.waiting()
     other.inbox.withdraw_operation(queue.incarnation, name)
     monkeypatch.setattr(inbox, "waiting", lambda: waiting)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert other.answer_files() == [] and queue.stats().holder == ""
 
 
-def test_one_that_is_replaced_while_it_is_done_is_done_too(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_that_replaces_one_being_done_is_done_too(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     queue.produce(*"abcdef")
-    words = [errand(MoveCursor(queue=queue.incarnation, name="c", to={0: n}), answer=False) for n in (1, 3, 5)]
+    words = [encoded_remote_operation(MoveCursor(queue=queue.incarnation, name="c", to={0: n}), answer=False) for n in (1, 3, 5)]
     other.inbox.put_operation(queue.incarnation, "told", words.pop(0))
     call = file_broker.embedded.call
 
@@ -194,17 +194,17 @@ def test_one_that_is_replaced_while_it_is_done_is_done_too(file_broker: BrokerUn
 
     monkeypatch.setattr(file_broker.embedded, "call", meanwhile)
     for _ in range(3):
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
     assert queue.call(ListCursors())["c"] == {0: 5}
     assert other.inbox_files() == []
 
 
-def test_a_mistake_of_ours_holds_nobody_else_up(
+def test_a_bug_in_one_entry_does_not_stop_the_others(
     file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
-    wrong = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 1}))
-    name = other.put_errand(queue.incarnation, EndStream(stream="s", run=""))
+    wrong = other.put_remote_operation(queue.incarnation, MoveCursor(name="c", to={0: 1}))
+    name = other.put_remote_operation(queue.incarnation, EndStream(stream="s", run=""))
     call = file_broker.embedded.call
 
     def mistaken(operation: Operation[A]) -> A:
@@ -214,7 +214,7 @@ def test_a_mistake_of_ours_holds_nobody_else_up(
 
     monkeypatch.setattr(file_broker.embedded, "call", mistaken)
     for _ in range(3):
-        look_into_inbox(file_broker)
+        process_inbox(file_broker)
         file_broker.advance(1)
     assert other.answer(queue.incarnation, name) is None
     with pytest.raises(OutcomeUnknown, match=r"it went wrong.*please report this"):
@@ -223,7 +223,7 @@ def test_a_mistake_of_ours_holds_nobody_else_up(
     assert [record.levelno for record in caplog.records if record.name == "penstock"] == [logging.ERROR], "said once"
 
 
-def test_every_error_comes_back_as_what_it_was() -> None:
+def test_every_error_keeps_its_type_in_an_answer() -> None:
     assert [type(Refused.of(kind("gone")).error()) for kind in PenstockError.__subclasses__()] == PenstockError.__subclasses__()
     with pytest.raises(QueueNotFound, match="gone"):
         raise Refused(QueueNotFound.code, "gone").error()
@@ -234,23 +234,23 @@ def test_every_error_comes_back_as_what_it_was() -> None:
 # -- what cannot be done just now --------------------------------------------------------------------------
 
 
-def test_one_that_cannot_be_done_for_now_is_done_later() -> None:
+def test_an_operation_that_fails_for_now_is_done_later() -> None:
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(partitions=2), OtherProcess(files)
     files.failing_paths.add(f"/{queue.incarnation:016x}/00001/")
     with pytest.raises(OutcomeUnknown):
         queue.produce(*[f"{n}" for n in range(20)], keys=[f"k{n}" for n in range(20)])
-    name = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 1}))
+    name = other.put_remote_operation(queue.incarnation, MoveCursor(name="c", to={0: 1, 1: 0}))
     for _ in range(3):
-        look_into_inbox(broker)
+        process_inbox(broker)
         broker.advance(1)
     assert other.inbox.blob(queue.incarnation, name) is None and len(other.inbox_files()) == 1
     files.failing_paths.clear()
     broker.advance_in_steps(60)
-    look_into_inbox(broker)
+    process_inbox(broker)
     assert other.answer(queue.incarnation, name) is None
-    assert queue.call(ListCursors()) == {"c": {0: 1}}
+    assert queue.call(ListCursors()) == {"c": {0: 1, 1: 0}}
     broker.embedded.close()
 
 
@@ -259,12 +259,12 @@ def test_an_answer_that_cannot_be_written_is_written_later(file_broker: BrokerUn
     file_broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = file_broker.create(), OtherProcess(files)
     files.failing_paths.add("/answers/")
-    name = other.put_errand(queue.incarnation, MoveCursor(name="c", to={0: 0}))
-    look_into_inbox(file_broker)
+    name = other.put_remote_operation(queue.incarnation, MoveCursor(name="c", to={0: 0}))
+    process_inbox(file_broker)
     assert len(other.inbox_files()) == 1
     files.failing_paths.clear()
     file_broker.advance(1)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     assert other.answer(queue.incarnation, name) is None
     assert files.list(f"{ROOT}/answers") == []
     file_broker.embedded.close()
@@ -288,7 +288,7 @@ def test_a_cursor_never_goes_back(file_broker: BrokerUnderTest) -> None:
     assert queue.call(ListCursors())["c"] == {0: ends[0], 1: 7}
 
 
-def test_redriven_in_place(file_broker: BrokerUnderTest) -> None:
+def test_a_remote_redrive_within_a_queue(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=2)
     ids = queue.produce(*"abcd", keys=[*"abcd"])
     queue.lease(10).bury()
@@ -302,7 +302,7 @@ def test_redriven_in_place(file_broker: BrokerUnderTest) -> None:
     assert queue.counts() == {"ready": 3, "buried": 1} and sorted(queue.drain()) == ["a", "b", "c"]
 
 
-def test_redriven_to_a_queue(file_broker: BrokerUnderTest) -> None:
+def test_a_remote_redrive_to_another_queue(file_broker: BrokerUnderTest) -> None:
     dead, queue = file_broker.create("dead"), file_broker.create("work", partitions=3)
     dead.produce(*"abcd")
     assert ask_through_inbox(file_broker, dead, RedriveItems(items={0: [0, 2]}, to=queue.incarnation)) == 2
@@ -313,12 +313,12 @@ def test_redriven_to_a_queue(file_broker: BrokerUnderTest) -> None:
         ask_through_inbox(file_broker, dead, RedriveItems(items={0: [0]}, to=queue.incarnation + 1))
 
 
-def test_several_at_once_are_all_done(file_broker: BrokerUnderTest) -> None:
+def test_several_operations_are_all_done(file_broker: BrokerUnderTest) -> None:
     queue, other = file_broker.create(), other_process(file_broker)
     queue.produce(*"abc")
-    names = [other.put_errand(queue.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
-    other.drop(queue, "d:1")
-    look_into_inbox(file_broker)
+    names = [other.put_remote_operation(queue.incarnation, MoveCursor(name=f"c{n}", to={0: n})) for n in range(4)]
+    other.publish_texts(queue, "d:1")
+    process_inbox(file_broker)
     assert [other.answer(queue.incarnation, name) for name in names] == [None] * 4
     assert queue.call(ListCursors()) == {f"c{n}": {0: n} for n in range(4)}
     assert other.inbox_files() == [] and queue.stats().ready == 4
@@ -328,22 +328,22 @@ def test_several_at_once_are_all_done(file_broker: BrokerUnderTest) -> None:
 # -- operations that wait, or are done twice -------------------------------------------------------------
 
 
-def test_one_that_would_wait_does_not_hold_the_others_up(file_broker: BrokerUnderTest) -> None:
+def test_an_operation_that_would_wait_does_not_delay_the_others(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(max_items=1)
     queue.produce("full")
     other = other_process(file_broker)
-    name = other.put_errand(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("more"), wait=600 * SECOND))
-    paused = other.put_errand(queue.incarnation, PauseQueue(queue=queue.incarnation, lease=True))
+    name = other.put_remote_operation(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("more"), wait=600 * SECOND))
+    paused = other.put_remote_operation(queue.incarnation, PauseQueue(queue=queue.incarnation, lease=True))
     before = file_broker.clock.read().elapsed
     file_broker.embedded.inbox.process()
     assert file_broker.clock.read().elapsed == before and other.inbox.blob(queue.incarnation, paused) is not None
     assert other.inbox.blob(queue.incarnation, name) is None, "the queue is full for now: it is tried again"
 
 
-def test_one_that_is_done_twice_adds_nothing_twice(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_done_twice_adds_items_once(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = file_broker.create()
     other = other_process(file_broker)
-    name = other.put_errand(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("once")))
+    name = other.put_remote_operation(queue.incarnation, ProduceItems(queue=queue.incarnation, batch=batch_of("once")))
     with monkeypatch.context() as patch:
         patch.setattr(type(file_broker.embedded.store.inbox), "put_blob", failing)
         file_broker.embedded.inbox.process()

@@ -16,7 +16,7 @@ from penstock.testing import Halt, ManualClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
-from tests.broker.other_process import OtherProcess, look_into_inbox, numbers_by_key
+from tests.broker.other_process import OtherProcess, numbers_by_key, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 SOURCES = ["red", "green", "blue"]
@@ -30,10 +30,10 @@ class InboxSimulation:
         self.rng = random.Random(seed)
         self.files = PartlyFailingFiles(random.Random(seed + 1))
         self.clock = ManualClock()
-        self.rig = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
-        self.rig.create(partitions=self.rng.randint(1, 3), dedup_window=30 * SECOND)
-        self.incarnation = self.rig.find().incarnation
-        self.drops: dict[str, list[list[Batch]]] = {source: [] for source in SOURCES}
+        self.broker = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
+        self.broker.create(partitions=self.rng.randint(1, 3), dedup_window=30 * SECOND)
+        self.incarnation = self.broker.find().incarnation
+        self.writes: dict[str, list[list[Batch]]] = {source: [] for source in SOURCES}
         self.published: list[str] = []
         self.served: list[str] = []
         self.given = 0
@@ -52,62 +52,62 @@ class InboxSimulation:
     # -- what happens ------------------------------------------------------------------------------------
 
     def publish(self) -> None:
-        """The next drop of a source. Cut off, it is published again, as a stream's batch is."""
+        """Publish the next write of a source; if cut off, publish it again, as a stream does with its batch."""
         source = self.rng.choice(SOURCES)
         batches = [self.frame(source) for _ in range(self.rng.randint(0, 4))]
-        self.drops[source].append(batches)
+        self.writes[source].append(batches)
         self.published += [payload.decode() for batch in batches for payload in batch.payloads]
-        while not self.cut_off(lambda: self.put(source, len(self.drops[source]))):
+        while not self.cut_off(lambda: self.put(source, len(self.writes[source]))):
             pass
 
     def again(self) -> None:
         """One that was published before."""
         source = self.rng.choice(SOURCES)
-        if self.drops[source]:
-            self.put(source, self.rng.randint(1, len(self.drops[source])))
+        if self.writes[source]:
+            self.put(source, self.rng.randint(1, len(self.writes[source])))
 
     def look(self) -> None:
-        self.cut_off(lambda: look_into_inbox(self.rig))
+        self.cut_off(lambda: process_inbox(self.broker))
 
     def restart(self) -> None:
-        self.cut_off(self.rig.restart)
+        self.cut_off(self.broker.restart)
 
     def away(self) -> None:
         self.clock.advance(self.rng.choice([SECOND, 40 * SECOND, 1_200 * SECOND]))
-        self.rig.turn()
+        self.broker.turn()
 
     def resize(self) -> None:
         if self.resizes < MOST_RESIZES:
             self.resizes += 1
             with suppress(PenstockError):  # a partition is failing
-                self.rig.find().resize(self.rng.randint(1, 4))
-            self.rig.turn()
+                self.broker.find().resize(self.rng.randint(1, 4))
+            self.broker.turn()
 
     def pause(self) -> None:
         with suppress(PenstockError):
-            self.rig.find().pause(produce=True)
+            self.broker.find().pause(produce=True)
 
     def resume(self) -> None:
         with suppress(PenstockError):
-            self.rig.find().pause(produce=False)
+            self.broker.find().pause(produce=False)
 
     def break_partition(self) -> None:
         self.files.failing_paths.add(f"/{self.incarnation:016x}/{self.rng.randint(0, 3):05d}/")
 
     def mend(self) -> None:
         self.files.failing_paths.clear()
-        self.rig.turn()
+        self.broker.turn()
 
     def fail(self) -> None:
         """Some call to come fails, not of a change that a test makes itself."""
         self.files.fail(self.files.calls + self.rng.randint(1, 60), self.rng.choice([errno.EIO, errno.ENOSPC, "torn"]))
-        look_into_inbox(self.rig)
+        process_inbox(self.broker)
         self.files.clear_faults()
 
     def serve(self) -> None:
         if not self.files.failing_paths:
-            self.rig.advance_in_steps(40)
-            held = self.rig.find().lease(self.rng.randint(1, 30))
+            self.broker.advance_in_steps(40)
+            held = self.broker.find().lease(self.rng.randint(1, 30))
             self.served += held.texts
             assert held.complete() == len(held.texts)
 
@@ -123,7 +123,7 @@ class InboxSimulation:
         return batch_of(*texts, keys=keys, dedups=texts if self.rng.random() < 0.3 else None)
 
     def put(self, source: str, number: int) -> None:
-        batches = self.drops[source][number - 1]
+        batches = self.writes[source][number - 1]
         parts = self.rng.randint(1, max(1, len(batches)))
         OtherProcess(self.files).publish(
             self.incarnation, *batches, source=source, number=number, parts=parts, write=f"{self.rng.random()}"
@@ -146,27 +146,27 @@ class InboxSimulation:
             self.files.crash()
         else:
             self.files.kill()
-        self.rig = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
+        self.broker = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
         return False
 
     # -- the end -----------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         self.files.failing_paths.clear()
-        self.rig.advance_in_steps(100)
+        self.broker.advance_in_steps(100)
         self.resume()
-        self.rig.kill()
-        other, queue = OtherProcess(self.files), self.rig.find()
+        self.broker.kill()
+        other, queue = OtherProcess(self.files), self.broker.find()
         for _ in range(50):
-            self.rig.advance_in_steps(40)
-            look_into_inbox(self.rig)
+            self.broker.advance_in_steps(40)
+            process_inbox(self.broker)
         assert [name for name in other.inbox_files() if name.endswith(".drop")] == []
         self.served += queue.drain()
         assert Counter(self.served) == Counter(self.published)
         for key, numbers in numbers_by_key(self.served).items():
             assert numbers == sorted(numbers) or key == "none", f"{key}: {numbers}"
-        self.rig.check()
-        self.rig.embedded.close()
+        self.broker.check()
+        self.broker.embedded.close()
 
 
 def live(seed: int, steps: int) -> None:
@@ -179,12 +179,12 @@ def live(seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_life(seed: int) -> None:
+def test_random_inbox_work(seed: int) -> None:
     live(seed, 40)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("start", range(100, 2_100, 100))
-def test_many_lives(start: int) -> None:
+def test_random_inbox_work_with_many_seeds(start: int) -> None:
     for seed in range(start, start + 100):
         live(seed, 60)

@@ -41,12 +41,12 @@ def test_produce_waits_until_there_is_room(broker: BrokerUnderTest) -> None:
 
 
 FREEING: dict[str, Callable[[BrokerUnderTest, QueueUnderTest], object]] = {
-    "clear": lambda rig, desk: desk.call(ClearItems(states=["ready"])),
-    "bury": lambda rig, desk: desk.lease(1).bury(),
-    "a higher limit": lambda rig, desk: desk.update(max_items=11),
-    "no limit": lambda rig, desk: desk.update(max_items=0),
-    "ttl": lambda rig, desk: rig.advance_in_steps(50),
-    "redrive to another queue": lambda rig, desk: desk.call(RedriveItems(items={0: [0]}, to=rig.create("other").incarnation)),
+    "clear": lambda broker, queue: queue.call(ClearItems(states=["ready"])),
+    "bury": lambda broker, queue: queue.lease(1).bury(),
+    "a higher limit": lambda broker, queue: queue.update(max_items=11),
+    "no limit": lambda broker, queue: queue.update(max_items=0),
+    "ttl": lambda broker, queue: broker.advance_in_steps(50),
+    "redrive to another queue": lambda broker, queue: queue.call(RedriveItems(items={0: [0]}, to=broker.create("other").incarnation)),
 }
 
 
@@ -60,7 +60,7 @@ def test_room_is_made_by(broker: BrokerUnderTest, how: str) -> None:
     assert ids_of(asked.result, 1)
 
 
-def test_it_is_full_at_the_deadline_and_not_before(broker: BrokerUnderTest) -> None:
+def test_produce_fails_at_the_deadline_and_not_before(broker: BrokerUnderTest) -> None:
     queue = full(broker)
     asked = put(queue, "new", wait=5)
     endless = put(queue, "patient", wait=0)
@@ -75,7 +75,7 @@ def test_it_is_full_at_the_deadline_and_not_before(broker: BrokerUnderTest) -> N
     assert endless.done, "nothing of the refused one is there"
 
 
-def test_those_who_wait_go_in_the_order_in_which_they_came(broker: BrokerUnderTest) -> None:
+def test_waiting_produces_are_served_in_order(broker: BrokerUnderTest) -> None:
     queue = full(broker)
     line = [put(queue, "a1", "a2", "a3"), put(queue, "b"), put(queue, "c1", "c2")]
     for room, done in ((1, [0, 0, 0]), (1, [0, 0, 0]), (1, [1, 0, 0]), (1, [1, 1, 0]), (2, [1, 1, 1])):
@@ -83,7 +83,7 @@ def test_those_who_wait_go_in_the_order_in_which_they_came(broker: BrokerUnderTe
         assert [asked.done for asked in line] == [bool(one) for one in done], "a small one does not overtake a large one"
 
 
-def test_who_comes_later_does_not_overtake_who_waits(broker: BrokerUnderTest) -> None:
+def test_a_later_produce_does_not_overtake_a_waiting_one(broker: BrokerUnderTest) -> None:
     queue = full(broker)
     first = put(queue, *[f"large-{number}" for number in range(5)])
     queue.lease(3).complete()

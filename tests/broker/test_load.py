@@ -41,8 +41,8 @@ class QueueLoad:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.files = SimulatedFiles(random.Random(seed))
-        self.rig = BrokerUnderTest(MemoryStorage() if seed % 3 == 0 else SimulatedStorage(self.files))
-        self.desk: QueueUnderTest = self.rig.create(
+        self.broker = BrokerUnderTest(MemoryStorage() if seed % 3 == 0 else SimulatedStorage(self.files))
+        self.queue: QueueUnderTest = self.broker.create(
             partitions=self.rng.choice((1, 2, 4)), lease_timeout=LEASE_SECONDS * 1_000_000, max_attempts=0
         )
         self.model = QueueLoadModel()
@@ -51,7 +51,7 @@ class QueueLoad:
     def run(self) -> None:
         steps = [self.produce] * 8 + [self.lease] * 10 + [self.settle] * 12 + [self.wait] * 4 + [self.resize] * 2 + [self.end]
         for _ in range(STEPS):
-            if isinstance(self.rig.storage, SimulatedStorage) and self.rng.random() < 0.06:
+            if isinstance(self.broker.storage, SimulatedStorage) and self.rng.random() < 0.06:
                 self.files.fail(self.files.calls + self.rng.randint(1, 12), "halt")
             step = self.rng.choice(steps)
             try:
@@ -76,14 +76,14 @@ class QueueLoad:
                 texts.append(f"{key}:{number}")
         self.requests += 1
         try:
-            self.desk.produce(*texts, keys=keys, request=f"r{self.requests}")
+            self.queue.produce(*texts, keys=keys, request=f"r{self.requests}")
         except Halt:
             self.end()
-            self.desk.produce(*texts, keys=keys, request=f"r{self.requests}")  # what was not answered is repeated
+            self.queue.produce(*texts, keys=keys, request=f"r{self.requests}")  # what was not answered is repeated
 
     def lease(self) -> None:
         per_key = self.rng.choice((1, 1, 1, 3))
-        held = self.desk.lease(self.rng.randint(1, 9), per_key=per_key)
+        held = self.queue.lease(self.rng.randint(1, 9), per_key=per_key)
         busy = [key for other, until in self.model.held for key in other.keys if key and until > self.now]
         mine = [key for key in held.keys if key]
         assert not set(busy) & set(mine), "two holders of one key"
@@ -113,10 +113,10 @@ class QueueLoad:
             return self._settled("complete", held.part(item))
         except Halt:
             self.end()
-            return self.desk.explain(item).state == "completed"
+            return self.queue.explain(item).state == "completed"
 
     def _settled(self, action: str, part: SettlePart, delay: float = 0) -> bool:
-        (answer,) = self.desk.settle(action, [part], delay=delay)  # type: ignore[arg-type]
+        (answer,) = self.queue.settle(action, [part], delay=delay)  # type: ignore[arg-type]
         if isinstance(answer, Refused):
             assert answer.code == LeaseLost.code
             return False
@@ -133,47 +133,47 @@ class QueueLoad:
         done.append(number)
 
     def wait(self) -> None:
-        self.rig.advance_in_steps(self.rng.choice((1, 6, 40, 110)))
+        self.broker.advance_in_steps(self.rng.choice((1, 6, 40, 110)))
 
     def resize(self) -> None:
         if self.rng.random() < 0.25:
-            partition = self.rng.choice(self.desk.info.active)
-            self.rig.embedded.call(SetReadOnly(queue=self.desk.incarnation, partition=partition))
+            partition = self.rng.choice(self.queue.info.active)
+            self.broker.embedded.call(SetReadOnly(queue=self.queue.incarnation, partition=partition))
         else:
-            self.desk.resize(self.rng.randint(1, 6))
+            self.queue.resize(self.rng.randint(1, 6))
 
     def end(self) -> None:
         """The process ends, perhaps the machine too."""
         self.files.clear_faults()
-        if isinstance(self.rig.storage, SimulatedStorage) and self.rng.random() < 0.5:
+        if isinstance(self.broker.storage, SimulatedStorage) and self.rng.random() < 0.5:
             self.files.crash()
             self.model.held.clear()  # what was leased last may be forgotten, and leased anew
-        self.rig.kill()
+        self.broker.kill()
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        self.rig.check()
+        self.broker.check()
         self.model.held.clear()
-        self.rig.advance_in_steps(200)
+        self.broker.advance_in_steps(200)
         for _ in range(2_000):
-            held = self.desk.lease(self.rng.randint(1, 20))
-            if not held and not self.desk.stats().depth:
+            held = self.queue.lease(self.rng.randint(1, 20))
+            if not held and not self.queue.stats().depth:
                 break
             for text, key in zip(held.texts, held.keys, strict=True):
                 self._note(text, key)
             held.complete()
         assert {key: len(done) for key, done in self.model.completed.items()} == self.model.produced
         assert sorted(self.model.plain_done) == sorted(self.model.plain_made)
-        stats = self.desk.stats()
+        stats = self.queue.stats()
         assert (stats.resizing, stats.transfers, stats.depth) == ([], 0, 0)
         assert {one.status for one in stats.partitions} <= {"active", "drained"}
-        self.rig.check()
-        self.rig.embedded.close()
+        self.broker.check()
+        self.broker.embedded.close()
 
     @property
     def now(self) -> int:
-        return self.rig.clock.read().elapsed
+        return self.broker.clock.read().elapsed
 
 
 @pytest.mark.parametrize("seed", range(24), ids=lambda seed: f"seed{seed}")

@@ -66,7 +66,7 @@ def test_counts_are_exact_whatever_happens(broker: BrokerUnderTest) -> None:
     assert set(tested_queue.counts()) >= {"ready", "completed"}
 
 
-def test_items_are_listed_with_what_became_of_them(broker: BrokerUnderTest) -> None:
+def test_items_are_listed_with_their_state_attempts_and_reason(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     for number in range(2):
         queue.produce(f"{number}a", f"{number}b", f"{number}c", key=keys_at(queue, number)[0])
@@ -84,7 +84,7 @@ def test_items_are_listed_with_what_became_of_them(broker: BrokerUnderTest) -> N
     assert [one.batch.payloads[one.index].decode() for one in listed(queue, ["buried", "scheduled"])] == ["0a", "1a"]
 
 
-def test_ages_sizes_and_those_who_wait(broker: BrokerUnderTest) -> None:
+def test_stats_show_ages_sizes_and_waiting_callers(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     queue.produce("old")
     broker.advance_in_steps(5)
@@ -216,7 +216,7 @@ def test_an_item_that_was_moved_answers_to_its_old_id(broker: BrokerUnderTest) -
     assert (found.queue, found.state, found.id) == ("q", "ready", "0-2"), "and back: through both moves"
     queue.update(dead_queue="")
     broker.delete("dead")
-    assert queue.explain(item).why == "moved to a queue that is no more"
+    assert queue.explain(item).why == "moved to a queue that was deleted"
 
 
 def test_an_item_on_its_way_says_so(broker: BrokerUnderTest) -> None:

@@ -1,4 +1,4 @@
-"""Which queues there are: made, changed, deleted, made anew; and operations on one partition of them."""
+"""Queues are created, changed, deleted and created again; operations on one partition of a queue."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.requests import FunctionRequest, ProduceRequest, SettlePart
+from penstock.loop.requests import FunctionRequest, ProduceRequest, Request, SettlePart
 from penstock.loop.turn import MAX_RERUNS
 from penstock.operations import (
     ClearItems,
@@ -31,7 +31,7 @@ from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 # -- made ---------------------------------------------------------------------------------------------------
 
 
-def test_exist_ok_takes_what_is_there_if_it_is_what_was_meant(broker: BrokerUnderTest) -> None:
+def test_exist_ok_gives_an_existing_queue_with_the_same_options(broker: BrokerUnderTest) -> None:
     made = broker.embedded.call(CreateQueue(name="q", options={"max_attempts": 3, "ttl": 77}, partitions=4))
     again = broker.embedded.call(CreateQueue(name="q", options={"max_attempts": 3}, exist_ok=True, given={"max_attempts": 3}))
     assert again == made, "what was not given does not matter"
@@ -44,7 +44,7 @@ def test_exist_ok_takes_what_is_there_if_it_is_what_was_meant(broker: BrokerUnde
     assert broker.find().info == made
 
 
-def test_a_wrong_queue_is_refused_and_leaves_nothing(broker: BrokerUnderTest) -> None:
+def test_a_refused_create_leaves_nothing(broker: BrokerUnderTest) -> None:
     for name, options, partitions in (("../etc", {}, 1), ("q", {"max_attempts": -1}, 1), ("q", {"colour": 1}, 1), ("q", {}, 0)):
         with pytest.raises(InvalidRequest, match="; "):
             broker.embedded.call(CreateQueue(name=name, options=options, partitions=partitions))
@@ -61,7 +61,7 @@ def test_queues_are_listed_by_name(broker: BrokerUnderTest) -> None:
     assert names == [["a", "b.1", "b.2", "b.3", "c"], ["b.1", "b.2"], ["b.3"], []]
 
 
-def test_a_dead_queue_must_be_fit_for_it(broker: BrokerUnderTest) -> None:
+def test_which_queues_can_be_dead_queues(broker: BrokerUnderTest) -> None:
     with pytest.raises(QueueNotFound, match="there is no queue 'dead' to be the dead queue of 'q'; create it first"):
         broker.create(dead_queue="dead")
     with pytest.raises(InvalidRequest, match="queue 'q' cannot be its own dead queue"):
@@ -91,7 +91,7 @@ def test_an_update_of_one_option_leaves_the_others_and_reaches_the_live_queue(br
     changed = queue.update(lease_timeout=7_000_000).options
     assert changed == Options(policy=changed.policy, dead_queue="", max_items=50)
     assert changed.policy.lease_timeout == 7_000_000 and changed.policy.ttl == before.policy.ttl and changed.policy.max_attempts == 9
-    assert all(member.state.policy == changed.policy for member in queue.loop.engine.usable())
+    assert all(handle.state.policy == changed.policy for handle in queue.loop.engine.usable())
     held = queue.lease()
     assert [round(one.seconds) for one in held.parts_granted] == [7, 7]
     broker.kill()
@@ -130,7 +130,7 @@ def test_a_wrong_update_changes_nothing(broker: BrokerUnderTest) -> None:
 # -- deleted ------------------------------------------------------------------------------------------------
 
 
-def test_a_deleted_queue_is_gone_and_a_new_one_never_meets_its_past(broker: BrokerUnderTest) -> None:
+def test_a_queue_created_again_has_nothing_of_the_deleted_one(broker: BrokerUnderTest) -> None:
     old = broker.create(partitions=2)
     old.produce("old", key="k")
     held = old.lease()
@@ -243,8 +243,42 @@ def test_a_queue_is_not_deleted_while_items_are_on_their_way() -> None:
     broker.embedded.close()
 
 
-def test_deleting_waits_for_mail_and_new_mail_is_kept_back(threaded_broker: BrokerUnderTest) -> None:
-    """Threads complete with follow-ups for a queue that is being deleted: they arrive before it goes, or are refused."""
+def test_a_queue_that_another_caller_deletes_meanwhile_is_not_found(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, router = broker.create(), broker.embedded._router
+    without_transfers = router.without_transfers
+
+    def delete_first(*args: Any) -> Any:
+        monkeypatch.undo()
+        broker.delete("q")
+        return without_transfers(*args)
+
+    monkeypatch.setattr(router, "without_transfers", delete_first)
+    with pytest.raises(QueueNotFound, match="queue 'q' was deleted by another caller"):
+        broker.delete("q")
+    assert not router._being_deleted
+    with pytest.raises(QueueNotFound):
+        queue.stats()
+    broker.create()
+    broker.delete("q")
+
+
+def test_a_queue_is_deleted_although_another_one_is_deleted_meanwhile(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = broker.create("a").loop
+    broker.create("b")
+    call = loop.call
+
+    def delete_other(request: Request) -> Any:
+        monkeypatch.undo()
+        broker.delete("b")
+        return call(request)
+
+    monkeypatch.setattr(loop, "call", delete_other)
+    broker.delete("a")
+    assert broker.embedded.call(ListQueues()) == []
+
+
+def test_deleting_waits_for_transfers_and_keeps_new_ones_back(threaded_broker: BrokerUnderTest) -> None:
+    """Threads complete with follow-ups for a queue that is being deleted: they arrive before that, or are refused."""
     queue, target = threaded_broker.create(partitions=2), threaded_broker.create("target", partitions=2)
     queue.produce(*map(str, range(100)))
 
@@ -264,8 +298,8 @@ def test_deleting_waits_for_mail_and_new_mail_is_kept_back(threaded_broker: Brok
     assert [info.name for info in threaded_broker.embedded.call(ListQueues())] == ["q"]
 
 
-def test_deleting_while_others_use_it(threaded_broker: BrokerUnderTest) -> None:
-    """Callers are told; nobody hangs, and the name is free."""
+def test_deleting_a_queue_in_use(threaded_broker: BrokerUnderTest) -> None:
+    """Callers get an error, none hangs, and the name is free."""
     queue = threaded_broker.create(partitions=2)
     begun = threading.Barrier(5)
 
@@ -312,7 +346,7 @@ def test_operations_on_one_partition_leave_the_others_alone(broker: BrokerUnderT
 
 
 class UnknownOperation(Operation[None]):
-    """None that a broker knows."""
+    """An operation that a broker does not know."""
 
 
 def test_an_unknown_operation_is_refused(broker: BrokerUnderTest) -> None:
@@ -322,10 +356,10 @@ def test_an_unknown_operation_is_refused(broker: BrokerUnderTest) -> None:
         broker.create().call(UnknownOperation())
 
 
-def test_a_mistake_in_one_question_takes_the_turn_from_nobody(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_one_query_does_not_stop_the_turn(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue = broker.create(partitions=2)
     waiting: list[SubmittedRequest] = [queue.submit_lease(), queue.submit(ProduceRequest(batch_of("with it")))]
-    bad = queue.submit(FunctionRequest(lambda turns: 1 / 0))
+    bad = queue.submit(FunctionRequest(lambda engine: 1 / 0))
     broker.turn()
     with pytest.raises(OutcomeUnknown, match=r"it went wrong \(ZeroDivisionError: division by zero\); please report this"):
         _ = bad.result
@@ -333,8 +367,8 @@ def test_a_mistake_in_one_question_takes_the_turn_from_nobody(broker: BrokerUnde
     assert waiting[0].leased.texts == ["with it"] and waiting[1].result[0].refused is None
 
 
-def test_a_mistake_in_a_turn_ends_nothing(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong inside, and again each time, nobody waits for ever, what was told is true, and the queue goes on."""
+def test_a_bug_in_a_turn_does_not_stop_the_queue(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug inside every turn: no caller waits for ever, the answers are true, and the queue works afterwards."""
     queue = broker.create(partitions=2)
     in_line = queue.submit_lease(wait=600)
     waiting = queue.submit(ProduceRequest(batch_of("unknown"), b"r"))

@@ -22,7 +22,7 @@ def taken(queue: QueueUnderTest) -> str:
     return held.texts[0]
 
 
-def test_two_threads_hand_an_item_to_and_fro(threaded_broker: BrokerUnderTest) -> None:
+def test_two_threads_pass_an_item_back_and_forth(threaded_broker: BrokerUnderTest) -> None:
     one, other = threaded_broker.create("one"), threaded_broker.create("other", partitions=2)
     seen: list[int] = []
 
@@ -42,7 +42,7 @@ def test_two_threads_hand_an_item_to_and_fro(threaded_broker: BrokerUnderTest) -
     assert seen == list(range(HOPS + 2))
 
 
-def test_follow_ups_go_to_and_fro_by_themselves(threaded_broker: BrokerUnderTest) -> None:
+def test_follow_ups_go_back_and_forth_between_queues(threaded_broker: BrokerUnderTest) -> None:
     """Each hop is a transfer between queues, carried by their runners: the consumers only wait."""
     one, other = threaded_broker.create("one", partitions=2), threaded_broker.create("other")
     seen: list[int] = []
@@ -66,7 +66,7 @@ def test_follow_ups_go_to_and_fro_by_themselves(threaded_broker: BrokerUnderTest
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.001])
-def test_an_item_that_comes_back_is_taken_up_again(threaded_broker: BrokerUnderTest, delay: float) -> None:
+def test_a_retried_item_is_leased_again(threaded_broker: BrokerUnderTest, delay: float) -> None:
     """One item, four consumers, retried with hardly a delay: whoever waits is woken by the timer, over and over."""
     queue = threaded_broker.create(max_attempts=0)
     queue.produce("again")
@@ -83,7 +83,7 @@ def test_an_item_that_comes_back_is_taken_up_again(threaded_broker: BrokerUnderT
     assert times[:200] == list(range(1, 201))
 
 
-def test_schedules_nearer_than_the_one_that_is_waited_for(threaded_broker: BrokerUnderTest) -> None:
+def test_an_earlier_schedule_resets_the_timer(threaded_broker: BrokerUnderTest) -> None:
     """The timer is set anew whenever something nearer appears."""
     queue = threaded_broker.create(partitions=2)
     queue.produce("far", at=threaded_broker.after(3_600))
@@ -143,7 +143,7 @@ def test_callers_submitters_and_operators_at_once(threaded_broker: BrokerUnderTe
     def operate() -> None:
         for _ in range(80):
             before = queue.stats().produced
-            assert queue.run(FunctionRequest(lambda turns: sum(member.state.next_offset for member in turns.usable()))) >= before
+            assert queue.run(FunctionRequest(lambda engine: sum(handle.state.next_offset for handle in engine.usable()))) >= before
 
     run_threads(call(0), call(1), submit(0), submit(1), operate, operate)
     assert all(one.result[0].refused is None for one in asked)

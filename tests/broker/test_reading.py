@@ -7,7 +7,7 @@ from penstock.operations import ListItems
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 
 
-def test_a_frame_of_which_a_part_is_at_hand_is_read_once_and_whole(broker: BrokerUnderTest) -> None:
+def test_a_partly_cached_frame_is_read_once_and_whole(broker: BrokerUnderTest) -> None:
     """Produces of one turn share a frame; the first of them fits into the cache, the second does not."""
     queue = broker.create()
     queue.produce("o" * 2_000_000)

@@ -38,7 +38,7 @@ def test_as_few_slots_move_as_possible(broker: BrokerUnderTest, old: int, new: i
     assert moves == pytest.approx(SLOTS * share, abs=max(old, new))
 
 
-def test_numbers_are_never_given_twice(broker: BrokerUnderTest) -> None:
+def test_partition_numbers_are_never_reused(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
     assert queue.resize(2).active == [0, 1]
     assert queue.resize(4).active == [0, 1, 4, 5]
@@ -53,14 +53,14 @@ def test_numbers_are_never_given_twice(broker: BrokerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 1_025])
-def test_a_senseless_width_is_refused(broker: BrokerUnderTest, partitions: int) -> None:
+def test_an_invalid_number_of_partitions_is_refused(broker: BrokerUnderTest, partitions: int) -> None:
     queue = broker.create(partitions=2)
     with pytest.raises(InvalidRequest, match=r"partitions is .*; give a whole number from 1 to 1024"):
         queue.resize(partitions)
     assert queue.info.partitions == 2
 
 
-def test_the_same_width_is_no_change(broker: BrokerUnderTest) -> None:
+def test_a_resize_to_the_same_number_changes_nothing(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=3)
     before = queue.loop.engine.map.version
     queue.resize(3)
@@ -71,7 +71,7 @@ def test_the_same_width_is_no_change(broker: BrokerUnderTest) -> None:
 
 
 @pytest.mark.parametrize("widths", [[1, 4], [4, 5], [8, 3], [3, 1], [2, 5, 2], [4, 1, 6, 3]], ids=str)
-def test_every_key_keeps_its_order_across_widths(broker: BrokerUnderTest, widths: list[int]) -> None:
+def test_every_key_keeps_its_order_across_resizes(broker: BrokerUnderTest, widths: list[int]) -> None:
     """Items before and after each change, some leased, some retried with a delay, while it happens."""
     queue = broker.create(partitions=widths[0])
     keys = [f"key-{number}" for number in range(30)]
@@ -115,7 +115,7 @@ def test_a_key_waits_for_its_items_in_the_old_partition_and_no_other_key_does(br
     assert queue.stats().resizing == []
 
 
-def test_progress_is_visible_and_ends(broker: BrokerUnderTest) -> None:
+def test_the_progress_of_a_resize_is_visible_and_ends(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     keys = [key_that_moves(1, 2, start) for start in range(0, 500, 50)]
     queue.produce(*keys, keys=keys)
@@ -132,7 +132,7 @@ def test_progress_is_visible_and_ends(broker: BrokerUnderTest) -> None:
     assert queue.stats().resizing == []
 
 
-def test_a_restart_in_the_middle_resumes(broker: BrokerUnderTest) -> None:
+def test_a_restart_during_a_resize_resumes_it(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     keys = [f"key-{number}" for number in range(40)]
     queue.produce(*[f"{key}:1" for key in keys], keys=keys)
@@ -214,7 +214,7 @@ def test_the_last_partition_may_be_drained_too(broker: BrokerUnderTest) -> None:
         broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=7))
 
 
-def test_a_power_cut_does_not_let_a_key_overtake_itself() -> None:
+def test_a_power_cut_during_a_resize_keeps_the_order_of_keys() -> None:
     """What a fence was lowered for must be as durable as its lowering: a lease may be forgotten with the power."""
     for seed in range(20):
         files = SimulatedFiles(random.Random(seed))
@@ -236,7 +236,7 @@ def test_a_power_cut_does_not_let_a_key_overtake_itself() -> None:
 # -- what goes along ----------------------------------------------------------------------------------------------
 
 
-def test_an_item_scheduled_far_ahead_holds_nothing_and_is_handled_in_its_new_home(broker: BrokerUnderTest) -> None:
+def test_an_item_scheduled_far_ahead_is_handled_in_its_new_partition(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     key = key_that_moves(1, 4)
     (item,) = queue.produce("next month", key=key, at=broker.after(MONTH))
@@ -280,7 +280,7 @@ def test_a_parked_key_stays_parked(broker: BrokerUnderTest, kill: bool) -> None:
 
 
 @pytest.mark.parametrize("widths", [[3], [3, 1], [2, 5, 3]], ids=str)
-def test_dedup_windows_go_along(broker: BrokerUnderTest, widths: list[int]) -> None:
+def test_dedup_ids_move_with_their_slots(broker: BrokerUnderTest, widths: list[int]) -> None:
     queue = broker.create(dedup_window=600_000_000)
     keys = [f"key-{number}" for number in range(20)]
     ids = queue.produce(*keys, keys=keys, dedups=[f"d{key}" for key in keys])
@@ -311,7 +311,7 @@ def test_an_item_sought_or_redriven_in_its_old_partition_is_handled_in_its_new_o
     assert queue.stats().partitions[1].completed == 2
 
 
-def test_a_lease_from_before_is_settled_after(broker: BrokerUnderTest) -> None:
+def test_a_lease_from_before_a_resize_is_settled_after_it(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
     keys = [f"key-{number}" for number in range(20)]
     queue.produce(*keys, keys=keys)

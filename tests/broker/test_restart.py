@@ -16,7 +16,7 @@ from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 
 @pytest.mark.parametrize("how", ["restart", "kill"])
-def test_everything_goes_on_where_it_was(broker: BrokerUnderTest, how: str) -> None:
+def test_a_restart_keeps_all_states(broker: BrokerUnderTest, how: str) -> None:
     queue = broker.create(partitions=3, dedup_window=500 * SECOND)
     queue.produce("scheduled", at=broker.after(100))
     queue.produce("retried")
@@ -53,7 +53,7 @@ def test_everything_goes_on_where_it_was(broker: BrokerUnderTest, how: str) -> N
     assert queue.produce("again", dedups=["d"]) != first
 
 
-def test_what_came_due_while_it_was_away_is_done_at_once(broker: BrokerUnderTest) -> None:
+def test_deadlines_that_passed_while_closed_are_handled_at_opening(broker: BrokerUnderTest) -> None:
     queue = broker.create()
     queue.produce("scheduled", at=broker.after(100))
     queue.produce("leased")
@@ -105,7 +105,7 @@ def test_after_a_reboot_a_lease_has_its_full_time_again(broker: BrokerUnderTest)
 # -- one at a time ------------------------------------------------------------------------------------------
 
 
-def test_a_second_opener_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_opener_is_refused_and_the_first_keeps_working(tmp_path: Path) -> None:
     first = EmbeddedBroker.open(tmp_path)
     first.call(CreateQueue(name="q"))
     with pytest.raises(BrokerLocked, match="; "):
@@ -117,7 +117,7 @@ def test_a_second_opener_is_refused_and_the_first_goes_on(tmp_path: Path) -> Non
     second.close()
 
 
-def test_an_opening_that_fails_lets_go_of_everything() -> None:
+def test_an_opening_that_fails_releases_everything() -> None:
     """Every call of an opening fails once: either the broker opens all the same, or the next attempt does."""
 
     def work(broker: BrokerUnderTest) -> None:
@@ -142,7 +142,7 @@ def test_an_opening_that_fails_lets_go_of_everything() -> None:
     assert refused
 
 
-def test_a_damaged_catalog_is_said_and_nothing_is_held() -> None:
+def test_a_damaged_catalog_is_reported_and_the_directory_is_released() -> None:
     def work(broker: BrokerUnderTest) -> None:
         for name in ("first", "second", "third"):
             broker.create(name)
@@ -158,7 +158,7 @@ def test_a_damaged_catalog_is_said_and_nothing_is_held() -> None:
 # -- closing -------------------------------------------------------------------------------------------------
 
 
-def test_closing_tells_of_what_could_not_be_written_and_lets_go_all_the_same() -> None:
+def test_closing_reports_failed_writes_and_releases_the_directory() -> None:
     files = PartlyFailingFiles(random.Random(1))
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue = broker.create(partitions=2)

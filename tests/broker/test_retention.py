@@ -29,11 +29,11 @@ def filled(broker: BrokerUnderTest, partitions: int = 3, **options: Any) -> Queu
 def kept(queue: QueueUnderTest) -> list[int]:
     """Of each partition how many items retention has not taken."""
     queue.open_all()
-    members = queue.loop.engine.handles.values()
-    return [member.state.next_offset - member.state.dropped.total for member in members if member.is_usable]
+    handles = queue.loop.engine.handles.values()
+    return [handle.state.next_offset - handle.state.dropped.total for handle in handles if handle.is_usable]
 
 
-def test_an_idle_queue_lets_go_of_what_is_old_and_then_rests(broker: BrokerUnderTest) -> None:
+def test_an_idle_queue_deletes_old_items_and_then_runs_no_turns(broker: BrokerUnderTest) -> None:
     queue = filled(broker)
     broker.advance_in_steps(A_DAY - 1)
     assert kept(queue) == [1, 1, 1]
@@ -77,7 +77,7 @@ def test_restarts_in_between_change_nothing(broker: BrokerUnderTest) -> None:
     assert kept(broker.find()) == [0, 0, 0]
 
 
-def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_comes_before_and_after_buried_items_are_deleted(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
     queue = filled(broker, partitions=2)
     ids = [item for number in (0, 1, 1) for item in queue.produce("bad", key=keys_at(queue, number)[0])]
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_buried_items_are_told_of_before_and_after_they_are_taken(broker: Broker
     assert (queue.stats().warnings, queue.stats().buried) == ([], 3)
     broker.advance_in_steps(0.2 * A_DAY - 60)
     (warning,) = queue.stats().warnings
-    assert warning.startswith("retention is to drop 3 buried items, the first in ")
+    assert warning.startswith("retention will drop 3 buried items, the first in ")
     assert warning.endswith(" minutes; redrive or clear them, or keep items for longer")
     with caplog.at_level(logging.WARNING, logger="penstock"):
         broker.advance_in_steps(SLACK)
@@ -133,13 +133,13 @@ def test_a_partition_whose_disk_fails_is_left_alone_and_loses_nothing(caplog: py
     broker.embedded.close()
 
 
-def test_closing_waits_for_a_partition_that_is_out_for_retention() -> None:
+def test_closing_waits_for_a_partition_in_io_for_retention() -> None:
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue = filled(broker, partitions=2)
     broker.advance_in_steps(A_DAY)
     loop = queue.loop
-    loop.stays_in_io = lambda member: member.number == 1
+    loop.stays_in_io = lambda handle: handle.number == 1
     broker.advance_in_steps(SLACK)
     (out,) = loop.manual_io
     assert (out.number, out.job is not None) == (1, True)
@@ -152,7 +152,7 @@ def test_closing_waits_for_a_partition_that_is_out_for_retention() -> None:
     broker.embedded.close()
 
 
-def test_a_shorter_time_counts_at_once(broker: BrokerUnderTest) -> None:
+def test_a_shorter_max_age_applies_at_once(broker: BrokerUnderTest) -> None:
     queue = filled(broker)
     broker.advance_in_steps(A_DAY / 2)
     queue.update(retention={"max_age": HOUR})

@@ -1,4 +1,4 @@
-"""The consumer right: while one has it, nobody else leases from the queue."""
+"""The consumer right: only its holder leases from the queue."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, wait_until
 from tests.broker.grants import renew_operation, take_grant_operation
-from tests.broker.other_process import OtherProcess, ask_through_inbox, look_into_inbox, other_process
+from tests.broker.other_process import OtherProcess, ask_through_inbox, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 from tests.worker.harness import running_worker
 
@@ -29,7 +29,7 @@ def take(
 
 
 def refused(queue: QueueUnderTest, consumer: str = "other") -> bool:
-    """Whether somebody else may not lease."""
+    """Whether another consumer is refused a lease."""
     try:
         queue.lease(1, consumer=consumer).retry()
     except QueueHeld:
@@ -37,7 +37,7 @@ def refused(queue: QueueUnderTest, consumer: str = "other") -> bool:
     return False
 
 
-def test_nobody_else_leases(file_broker: BrokerUnderTest) -> None:
+def test_only_the_holder_of_the_right_leases(file_broker: BrokerUnderTest) -> None:
     queue, free = file_broker.create(), file_broker.create("free")
     queue.produce("a", "b")
     free.produce("c")
@@ -52,7 +52,7 @@ def test_nobody_else_leases(file_broker: BrokerUnderTest) -> None:
     assert queue.stats().ready == 2, "all but leasing goes on"
 
 
-def test_those_who_wait_in_line_are_told(file_broker: BrokerUnderTest) -> None:
+def test_waiting_leases_of_other_consumers_are_refused(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     waiting, own = queue.submit_lease(consumer="other"), queue.submit_lease(consumer="spark:us", wait=30)
     take(file_broker, queue)
@@ -63,7 +63,7 @@ def test_those_who_wait_in_line_are_told(file_broker: BrokerUnderTest) -> None:
     assert own.leased.texts == ["a"]
 
 
-def test_a_right_ends_when_its_holder_keeps_silent(file_broker: BrokerUnderTest) -> None:
+def test_a_right_ends_when_it_is_not_renewed(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
@@ -73,7 +73,7 @@ def test_a_right_ends_when_its_holder_keeps_silent(file_broker: BrokerUnderTest)
     assert not refused(queue) and queue.stats().holder == ""
 
 
-def test_and_goes_on_while_it_does_not(file_broker: BrokerUnderTest) -> None:
+def test_a_right_lasts_while_it_is_renewed(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
@@ -86,7 +86,7 @@ def test_and_goes_on_while_it_does_not(file_broker: BrokerUnderTest) -> None:
     assert refused(queue), "the last word counts"
 
 
-def test_it_survives_its_owner(file_broker: BrokerUnderTest) -> None:
+def test_a_right_survives_a_restart_of_the_owner(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
@@ -100,17 +100,17 @@ def test_it_survives_its_owner(file_broker: BrokerUnderTest) -> None:
     assert not refused(queue)
 
 
-def test_one_that_has_ended_does_not_come_back_with_the_owner(file_broker: BrokerUnderTest) -> None:
+def test_a_right_that_has_ended_is_not_restored_at_opening(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
     file_broker.advance_in_steps(TIMEOUT)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     file_broker.kill()
     assert not refused(queue)
 
 
-def test_it_is_let_go(file_broker: BrokerUnderTest) -> None:
+def test_a_stream_that_ends_gives_up_its_right(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
@@ -123,7 +123,7 @@ def test_it_is_let_go(file_broker: BrokerUnderTest) -> None:
     ask_through_inbox(file_broker, queue, EndStream(stream=US, run=""))
 
 
-def test_a_run_that_ends_late_takes_nothing_from_its_successor(file_broker: BrokerUnderTest) -> None:
+def test_a_run_that_ends_late_does_not_end_the_right_of_a_newer_run(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     timeout = TIMEOUT * SECOND
@@ -140,7 +140,7 @@ def test_a_run_that_ends_late_takes_nothing_from_its_successor(file_broker: Brok
     assert not refused(queue), "an owner that has heard of none believes it"
 
 
-def test_a_second_stream_is_refused_while_the_first_has_it(file_broker: BrokerUnderTest) -> None:
+def test_a_second_stream_is_refused_while_the_first_has_the_right(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a", "b")
     assert take(file_broker, queue, US, want=1).items == 1
@@ -157,7 +157,7 @@ def test_a_second_stream_is_refused_while_the_first_has_it(file_broker: BrokerUn
         take(file_broker, queue, US)
 
 
-def test_it_goes_with_the_queue(file_broker: BrokerUnderTest) -> None:
+def test_a_right_ends_with_its_queue(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     take(file_broker, queue)
     file_broker.delete("q")
@@ -165,40 +165,40 @@ def test_it_goes_with_the_queue(file_broker: BrokerUnderTest) -> None:
     again.produce("a")
     assert not refused(again)
     file_broker.advance_in_steps(TIMEOUT)
-    look_into_inbox(file_broker)
+    process_inbox(file_broker)
     with pytest.raises(QueueNotFound):
         take(file_broker, queue)
 
 
-def test_a_right_that_could_not_be_noted_is_nobodys() -> None:
-    """The catalog's disk fails: the errand stays, and is done when it can be."""
+def test_a_right_that_could_not_be_recorded_is_not_given() -> None:
+    """The catalog's disk fails: the operation stays in the inbox, and is done later."""
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(), OtherProcess(files)
     queue.produce("a")
-    name = other.put_errand(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
+    name = other.put_remote_operation(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
     calls = files.calls
     files.fail(calls + 4, 5)
-    look_into_inbox(broker)
+    process_inbox(broker)
     broker.advance(1)
-    look_into_inbox(broker)
+    process_inbox(broker)
     assert other.answer(queue.incarnation, name).items == 1 and refused(queue)
     broker.embedded.close()
 
 
 @pytest.mark.parametrize("call", range(1, 30, 2))
-def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
+def test_a_right_is_given_or_not_whichever_file_call_fails(call: int) -> None:
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
     queue, other = broker.create(), OtherProcess(files)
     queue.produce("a")
-    name = other.put_errand(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
+    name = other.put_remote_operation(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
     files.fail(files.calls + call, 5)
-    look_into_inbox(broker)
+    process_inbox(broker)
     files.clear_faults()
     for _ in range(9):
         broker.advance_in_steps(10)
-        look_into_inbox(broker)
+        process_inbox(broker)
     found = other.answer(queue.incarnation, name)
     assert other.inbox_files() == []
     if not found.grant:  # nothing could be leased at that moment
@@ -207,7 +207,7 @@ def test_whichever_file_call_fails_a_right_is_given_or_not(call: int) -> None:
     broker.embedded.close()
 
 
-def test_a_worker_waits_it_out(tmp_path: Path) -> None:
+def test_a_worker_waits_until_the_right_ends(tmp_path: Path) -> None:
     done: list[str] = []
     with penstock.open(tmp_path / "data") as broker:
         queue = broker.create_queue("q")
@@ -215,9 +215,9 @@ def test_a_worker_waits_it_out(tmp_path: Path) -> None:
         other, owner = OtherProcess(SystemFiles(), str(tmp_path / "data")), broker._home
         assert isinstance(owner, EmbeddedBroker)
         incarnation = owner.call(FindQueue(name="q")).incarnation
-        name = other.put_errand(incarnation, take_grant_operation(US, timeout=MINUTE))
+        name = other.put_remote_operation(incarnation, take_grant_operation(US, timeout=MINUTE))
         wait_until(lambda: other.inbox.blob(incarnation, name) is not None)
         with running_worker(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
-            other.put_errand(incarnation, EndStream(stream=US, run=""))
+            other.put_remote_operation(incarnation, EndStream(stream=US, run=""))
             wait_until(lambda: bool(done))
     assert done == ["a"]

@@ -1,4 +1,4 @@
-"""A disk that does not answer: its partition is left alone while the others go on, and comes back by itself."""
+"""A disk that does not answer: its partition is slow, the others work, and it recovers when the disk answers."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -36,41 +36,41 @@ SLOW = 1
 
 
 class QueueWithSlowPartition:
-    """A queue of three partitions, one of which stays out for as long as a test wants."""
+    """A queue of three partitions, one of which stays in I/O for as long as a test wants."""
 
     def __init__(self, broker: BrokerUnderTest) -> None:
-        self.rig = broker
-        self.desk = broker.create(partitions=3)
-        self.key = keys_at(self.desk, SLOW)[0]
-        self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
+        self.broker = broker
+        self.queue = broker.create(partitions=3)
+        self.key = keys_at(self.queue, SLOW)[0]
+        self.others = [keys_at(self.queue, number)[0] for number in (0, 2)]
         self.hangs = False
-        self.desk.loop.stays_in_io = lambda member: self.hangs and member.number == SLOW
+        self.queue.loop.stays_in_io = lambda handle: self.hangs and handle.number == SLOW
 
     def hang(self) -> SubmittedRequest:
         """The disk hangs from now on; gives the answer that waits for it."""
         self.hangs = True
-        asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key), deadline=self.rig.deadline(10)))
-        self.rig.turn()
+        asked = self.queue.submit(ProduceRequest(batch_of("in flight", key=self.key), deadline=self.broker.deadline(10)))
+        self.broker.turn()
         assert not asked.done
         return asked
 
     def slow(self) -> SubmittedRequest:
         """It hangs for so long that it counts as slow."""
         asked = self.hang()
-        self.rig.advance_in_steps(0.6)
+        self.broker.advance_in_steps(0.6)
         return asked
 
     def answer(self) -> None:
         """The disk answers at last."""
         self.hangs = False
-        self.rig.turn()
+        self.broker.turn()
 
     @property
-    def member(self) -> PartitionHandle:
-        return self.desk.loop.engine.handles[SLOW]
+    def handle(self) -> PartitionHandle:
+        return self.queue.loop.engine.handles[SLOW]
 
     def statuses(self) -> dict[int, str]:
-        return {one.partition: one.status for one in self.desk.stats().partitions}
+        return {one.partition: one.status for one in self.queue.stats().partitions}
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def hanging() -> Iterator[QueueWithSlowPartition]:
     broker.embedded.close()
 
 
-def test_produce_and_lease_on_the_others_go_on(hanging: QueueWithSlowPartition) -> None:
-    queue = hanging.desk
+def test_the_other_partitions_produce_and_lease(hanging: QueueWithSlowPartition) -> None:
+    queue = hanging.queue
     hanging.hang()
     for number in range(3):  # before it counts as slow, and after
         for key in hanging.others:
@@ -92,30 +92,30 @@ def test_produce_and_lease_on_the_others_go_on(hanging: QueueWithSlowPartition) 
         held = queue.lease(10)
         assert sorted(held.texts) == sorted(f"{key}-{number}" for key in hanging.others)
         assert held.complete() == 2
-        hanging.rig.advance_in_steps(0.4)
+        hanging.broker.advance_in_steps(0.4)
 
 
 def test_items_without_a_key_go_elsewhere(hanging: QueueWithSlowPartition) -> None:
-    """At once: nobody who has a choice waits for a disk."""
+    """At once: items without a key do not wait for a partition in I/O."""
     hanging.hang()
     for wait in (0, 0, 0.6, 0):
-        hanging.rig.advance_in_steps(wait)
-        answer = hanging.desk.produce_batch(batch_of("anywhere"))
+        hanging.broker.advance_in_steps(wait)
+        answer = hanging.queue.produce_batch(batch_of("anywhere"))
         assert answer[0].refused is None and answer[0].partition != SLOW
 
 
-def test_who_came_before_it_was_slow_waits_and_shares_the_next_commit(hanging: QueueWithSlowPartition) -> None:
+def test_requests_from_before_it_was_slow_share_the_next_commit(hanging: QueueWithSlowPartition) -> None:
     first = hanging.hang()
-    second = hanging.desk.submit(ProduceRequest(batch_of("second", key=hanging.key)))
-    third = hanging.desk.submit(ProduceRequest(batch_of("third", key=hanging.key)))
-    hanging.rig.turn()
+    second = hanging.queue.submit(ProduceRequest(batch_of("second", key=hanging.key)))
+    third = hanging.queue.submit(ProduceRequest(batch_of("third", key=hanging.key)))
+    hanging.broker.turn()
     assert not (first.done or second.done or third.done)
     hanging.answer()
     assert [ids_of(asked.result, 1) for asked in (first, second, third)] == [[f"{SLOW}-{offset}"] for offset in range(3)]
 
 
-def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hanging: QueueWithSlowPartition) -> None:
-    queue = hanging.desk
+def test_keyed_items_and_settles_of_a_slow_partition_are_refused_as_retryable(hanging: QueueWithSlowPartition) -> None:
+    queue = hanging.queue
     queue.produce("held", key=hanging.key)
     held = queue.lease(1)
     hanging.slow()
@@ -131,26 +131,26 @@ def test_of_a_slow_partition_new_keyed_items_and_settles_may_be_asked_again(hang
 def test_a_wide_batch_is_refused_only_in_its_slow_part(hanging: QueueWithSlowPartition) -> None:
     hanging.slow()
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
-    answer = hanging.desk.produce_batch(batch_of("a", "b", "c", keys=keys))
+    answer = hanging.queue.produce_batch(batch_of("a", "b", "c", keys=keys))
     assert sorted((part.partition, part.refused is None) for part in answer) == [(0, True), (SLOW, False), (2, True)]
 
 
-def test_a_batch_of_many_partitions_waits_only_for_those_that_are_out(hanging: QueueWithSlowPartition) -> None:
-    """It was run before the disk hung: when its time is over it is told what is stored and what nobody knows."""
+def test_a_batch_waits_only_for_partitions_in_io(hanging: QueueWithSlowPartition) -> None:
+    """It was run before the disk hung: at its deadline it learns which parts are stored and which are unknown."""
     hanging.hangs = True
     keys = [hanging.others[0], hanging.key, hanging.others[1]]
-    asked = hanging.desk.submit(ProduceRequest(batch_of("a", "b", "c", keys=keys), deadline=hanging.rig.deadline(5)))
-    hanging.rig.turn()
-    hanging.rig.advance_in_steps(4)
+    asked = hanging.queue.submit(ProduceRequest(batch_of("a", "b", "c", keys=keys), deadline=hanging.broker.deadline(5)))
+    hanging.broker.turn()
+    hanging.broker.advance_in_steps(4)
     assert not asked.done
-    hanging.rig.advance_in_steps(2)
+    hanging.broker.advance_in_steps(2)
     found: dict[int, StoredPart] = {part.partition: part for part in asked.result}
     assert isinstance(refusal(found.pop(SLOW)), OutcomeUnknown)
     assert all(part.stored is not None for part in found.values())
 
 
 def test_every_call_ends_by_its_own_deadline(hanging: QueueWithSlowPartition) -> None:
-    queue, broker = hanging.desk, hanging.rig
+    queue, broker = hanging.queue, hanging.broker
     queue.produce("held", key=hanging.key)
     held = queue.lease(1)
     first = hanging.hang()
@@ -171,11 +171,11 @@ def test_every_call_ends_by_its_own_deadline(hanging: QueueWithSlowPartition) ->
     assert queue.drain() == ["in flight"], "both were possible; it was stored"
 
 
-def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_another_is_always_out(
+def test_an_empty_lease_is_answered_although_some_partition_is_always_in_io(
     hanging: QueueWithSlowPartition,
 ) -> None:
-    queue, out = hanging.desk, 0
-    queue.loop.stays_in_io = lambda member: member.number == out
+    queue, out = hanging.queue, 0
+    queue.loop.stays_in_io = lambda handle: handle.number == out
     keys = [keys_at(queue, number)[0] for number in range(3)]
     later = queue.owner.after(100)
     scheduled = [queue.submit(ProduceRequest(batch_of("a", key=keys[0], at=later)))]
@@ -192,37 +192,37 @@ def test_who_asks_for_nothing_that_is_there_is_told_so_though_one_partition_or_a
     assert all(one.done for one in scheduled)
 
 
-def test_stats_say_so_and_warn(hanging: QueueWithSlowPartition) -> None:
+def test_stats_show_a_slow_partition_with_a_warning(hanging: QueueWithSlowPartition) -> None:
     hanging.slow()
-    stats = hanging.desk.stats()
+    stats = hanging.queue.stats()
     assert {one.partition: one.status for one in stats.partitions} == {0: "active", SLOW: "slow", 2: "active"}
     assert any(f"partition {SLOW}" in warning for warning in stats.warnings)
     hanging.answer()
     assert set(hanging.statuses().values()) == {"active"}
-    assert not any(f"partition {SLOW}" in warning for warning in hanging.desk.stats().warnings)
+    assert not any(f"partition {SLOW}" in warning for warning in hanging.queue.stats().warnings)
 
 
-def test_an_operators_word_does_not_wait_for_a_slow_partition(hanging: QueueWithSlowPartition) -> None:
-    """Which hears of a pause when it is back."""
+def test_an_administrative_operation_does_not_wait_for_a_slow_partition(hanging: QueueWithSlowPartition) -> None:
+    """A pause is applied to the slow partition when it recovers."""
     hanging.slow()
-    hanging.desk.call(PauseQueue(lease=True))
-    hanging.desk.produce("kept", key=hanging.others[0])
-    assert hanging.member.in_io
+    hanging.queue.call(PauseQueue(lease=True))
+    hanging.queue.produce("kept", key=hanging.others[0])
+    assert hanging.handle.in_io
     hanging.answer()
-    assert hanging.desk.lease(5).texts == []
-    assert hanging.member.state.paused_lease
+    assert hanging.queue.lease(5).texts == []
+    assert hanging.handle.state.paused_lease
 
 
-def test_it_comes_back_by_itself_with_what_it_went_out_for(hanging: QueueWithSlowPartition) -> None:
+def test_a_slow_partition_recovers_with_the_writes_that_it_committed(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
     hanging.answer()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
-    hanging.desk.produce("again", key=hanging.key)
-    assert hanging.desk.drain() == ["in flight", "again"]
+    hanging.queue.produce("again", key=hanging.key)
+    assert hanging.queue.drain() == ["in flight", "again"]
 
 
-def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: QueueWithSlowPartition) -> None:
-    queue, broker = hanging.desk, hanging.rig
+def test_no_lease_ends_for_two_seconds_after_a_slow_partition_recovers(hanging: QueueWithSlowPartition) -> None:
+    queue, broker = hanging.queue, hanging.broker
     queue.produce("one", "two", keys=[hanging.key, keys_at(queue, SLOW, 2)[1]])
     first, second = queue.lease(1, timeout=5), queue.lease(1, timeout=5)
     hanging.hang()
@@ -236,8 +236,8 @@ def test_no_lease_ends_for_two_seconds_after_it_is_back(hanging: QueueWithSlowPa
 
 
 def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueWithSlowPartition) -> None:
-    """It waits for two partitions; the part that was ready ends before the other one has answered."""
-    queue, broker = hanging.desk, hanging.rig
+    """The answer waits for two partitions; the lease of the first ends before the second has answered."""
+    queue, broker = hanging.queue, hanging.broker
     queue.produce("here", key=hanging.others[0])
     queue.produce("there", key=hanging.key)
     hanging.hangs = True
@@ -252,27 +252,27 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueW
 
 
 def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
-    """A queue may grow meanwhile; what would take slots from the slow partition is refused, and works later."""
-    owners = hanging.desk.loop.engine.map.owners
+    """The queue may grow meanwhile; a resize that would move slots of the slow partition is refused until it recovers."""
+    owners = hanging.queue.loop.engine.map.owners
     its_own = [slot for slot, owner in enumerate(owners) if owner == SLOW]
     hanging.slow()
-    hanging.desk.resize(5)
-    owners = hanging.desk.loop.engine.map.owners
+    hanging.queue.resize(5)
+    owners = hanging.queue.loop.engine.map.owners
     assert [slot for slot, owner in enumerate(owners) if owner == SLOW] == its_own
     with pytest.raises(StorageFailed, match="slow"):
-        hanging.desk.resize(1)
+        hanging.queue.resize(1)
     hanging.answer()
-    hanging.desk.resize(1)
-    assert len(hanging.desk.info.active) == 1
+    hanging.queue.resize(1)
+    assert len(hanging.queue.info.active) == 1
 
 
-def test_who_waits_for_something_to_lease_does_not_keep_the_loop_busy(hanging: QueueWithSlowPartition) -> None:
-    """A call whose time is over waits for a partition that is out: no turn helps until that lands or is slow."""
+def test_a_waiting_lease_does_not_keep_the_loop_busy(hanging: QueueWithSlowPartition) -> None:
+    """The request waits for a partition in I/O: no turn helps until the I/O ends or the partition is slow."""
     hanging.hang()
-    asked = hanging.desk.submit(LeaseRequest(1))
-    hanging.rig.turn()
+    asked = hanging.queue.submit(LeaseRequest(1))
+    hanging.broker.turn()
     assert not asked.done
-    now, next_run = hanging.rig.embedded.clock.read().elapsed, hanging.desk.loop.engine.next_run
+    now, next_run = hanging.broker.embedded.clock.read().elapsed, hanging.queue.loop.engine.next_run
     assert next_run is not None and next_run > now
 
 
@@ -280,9 +280,9 @@ def test_a_request_whose_caller_gave_up_does_not_keep_the_loop_busy(hanging: Que
     """Its answer waits for the partition still; its deadline in the past is no reason for a turn."""
     asked = hanging.hang()
     asked.request.finish(error=OutcomeUnknown("the caller gave up"))
-    hanging.rig.advance_in_steps(11)
-    next_run = hanging.desk.loop.engine.next_run
-    assert next_run is None or next_run > hanging.rig.embedded.clock.read().elapsed
+    hanging.broker.advance_in_steps(11)
+    next_run = hanging.queue.loop.engine.next_run
+    assert next_run is None or next_run > hanging.broker.embedded.clock.read().elapsed
 
 
 def test_statistics_wait_for_a_partition_that_a_later_request_opens() -> None:
@@ -314,21 +314,21 @@ def test_statistics_wait_for_a_partition_that_a_later_request_opens() -> None:
     broker.embedded.close()
 
 
-def test_close_waits_and_answers_everyone(hanging: QueueWithSlowPartition) -> None:
+def test_close_waits_for_a_slow_partition_and_answers_every_request(hanging: QueueWithSlowPartition) -> None:
     asked = hanging.slow()
-    behind = hanging.desk.submit(LeaseRequest(1, deadline=hanging.rig.deadline(60)))
-    hanging.rig.embedded.close()
+    behind = hanging.queue.submit(LeaseRequest(1, deadline=hanging.broker.deadline(60)))
+    hanging.broker.embedded.close()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
     assert behind.done
-    hanging.rig.embedded = hanging.rig._open()
-    assert hanging.rig.find().drain() == ["in flight"]
+    hanging.broker.embedded = hanging.broker._open()
+    assert hanging.broker.find().drain() == ["in flight"]
 
 
 # -- with threads --------------------------------------------------------------------------------------
 
 
 class HangingFiles(SystemFiles):
-    """Real files; the sync of one partition waits until a test lets it go on."""
+    """Real files; the sync of one partition waits until a test ends that."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,20 +376,20 @@ class ThreadedQueueWithSlowPartition:
     def __init__(self, path: Path) -> None:
         storage = HangingStorage(path)
         self.files = storage.files
-        self.rig = BrokerUnderTest(storage, threaded=True)
-        self.desk: QueueUnderTest = self.rig.create(partitions=3)
-        self.key = keys_at(self.desk, SLOW)[0]
-        self.others = [keys_at(self.desk, number)[0] for number in (0, 2)]
+        self.broker = BrokerUnderTest(storage, threaded=True)
+        self.queue: QueueUnderTest = self.broker.create(partitions=3)
+        self.key = keys_at(self.queue, SLOW)[0]
+        self.others = [keys_at(self.queue, number)[0] for number in (0, 2)]
 
     def hang(self) -> SubmittedRequest:
         """The disk hangs, and somebody waits for it."""
         self.files.hang(SLOW)
-        asked = self.desk.submit(ProduceRequest(batch_of("in flight", key=self.key)))
+        asked = self.queue.submit(ProduceRequest(batch_of("in flight", key=self.key)))
         assert self.files.waiting.acquire(timeout=WAIT_SECONDS)
         return asked
 
     def status(self) -> str:
-        return next(one.status for one in self.desk.stats().partitions if one.partition == SLOW)
+        return next(one.status for one in self.queue.stats().partitions if one.partition == SLOW)
 
 
 @pytest.fixture
@@ -397,43 +397,43 @@ def slow_queue(tmp_path: Path) -> Iterator[ThreadedQueueWithSlowPartition]:
     found = ThreadedQueueWithSlowPartition(tmp_path)
     yield found
     found.files.answer()
-    found.rig.embedded.close()
+    found.broker.embedded.close()
 
 
-def test_live_the_others_go_on_while_a_sync_hangs(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+def test_with_threads_the_others_work_while_a_sync_hangs(slow_queue: ThreadedQueueWithSlowPartition) -> None:
     asked = slow_queue.hang()
     for number in range(20):
-        slow_queue.desk.produce(f"anywhere-{number}")
-        slow_queue.desk.produce(f"keyed-{number}", key=slow_queue.others[number % 2])
-    assert len(slow_queue.desk.drain()) == 40
+        slow_queue.queue.produce(f"anywhere-{number}")
+        slow_queue.queue.produce(f"keyed-{number}", key=slow_queue.others[number % 2])
+    assert len(slow_queue.queue.drain()) == 40
     assert not asked.done
     slow_queue.files.answer()
     wait_until(lambda: asked.done)
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
 
-def test_live_it_is_slow_after_a_while_and_comes_back_by_itself(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+def test_with_threads_a_hanging_partition_becomes_slow_and_recovers(slow_queue: ThreadedQueueWithSlowPartition) -> None:
     slow_queue.hang()
     wait_until(lambda: slow_queue.status() == "slow")
     with pytest.raises(StorageFailed, match="slow"):
-        slow_queue.desk.produce("later", key=slow_queue.key)
+        slow_queue.queue.produce("later", key=slow_queue.key)
     slow_queue.files.answer()
     wait_until(lambda: slow_queue.status() == "active")
-    slow_queue.desk.produce("again", key=slow_queue.key)
-    assert slow_queue.desk.drain() == ["in flight", "again"]
+    slow_queue.queue.produce("again", key=slow_queue.key)
+    assert slow_queue.queue.drain() == ["in flight", "again"]
 
 
-def test_live_a_caller_of_the_slow_partition_ends_by_its_deadline(slow_queue: ThreadedQueueWithSlowPartition) -> None:
-    """It waits for its own disk by itself, and is told that nobody knows."""
+def test_with_threads_a_caller_of_the_slow_partition_ends_by_its_deadline(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+    """It waits for its disk itself, and gets OutcomeUnknown."""
     slow_queue.hang()
-    request = ProduceRequest(batch_of("mine", key=slow_queue.key), deadline=slow_queue.rig.deadline(0.1))
+    request = ProduceRequest(batch_of("mine", key=slow_queue.key), deadline=slow_queue.broker.deadline(0.1))
     with pytest.raises((QueueBusy, StorageFailed)):
-        ids_of(slow_queue.desk.run(request), 1)
+        ids_of(slow_queue.queue.run(request), 1)
 
 
-def test_live_close_waits_for_the_disk_and_answers_everyone(slow_queue: ThreadedQueueWithSlowPartition) -> None:
+def test_with_threads_close_waits_for_the_disk_and_answers_every_request(slow_queue: ThreadedQueueWithSlowPartition) -> None:
     asked = slow_queue.hang()
-    closing = threading.Thread(target=slow_queue.rig.embedded.close)
+    closing = threading.Thread(target=slow_queue.broker.embedded.close)
     closing.start()
     assert not asked.done
     slow_queue.files.answer()
@@ -443,15 +443,15 @@ def test_live_close_waits_for_the_disk_and_answers_everyone(slow_queue: Threaded
 
 
 def interrupted(work: Callable[[], object]) -> None:
-    """Somebody presses Ctrl-C in the middle of it."""
+    """Do the work; it must raise KeyboardInterrupt."""
     with pytest.raises(KeyboardInterrupt):
         work()
 
 
-def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(
+def test_with_threads_an_interrupted_sync_does_not_affect_other_callers(
     slow_queue: ThreadedQueueWithSlowPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own sync is brought to its end by another thread; what shared it is answered and stored."""
+    """Another thread finishes its sync; the requests that shared it are answered, and their items are stored."""
     caller = threading.get_ident()
     right = slow_queue.files.sync
 
@@ -462,12 +462,12 @@ def test_live_an_interrupt_of_one_who_waits_for_its_disk_harms_nobody(
         right(handle)
 
     monkeypatch.setattr(slow_queue.files, "sync", sync)
-    slow_queue.desk.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
+    slow_queue.queue.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
     shared = ProduceRequest(batch_of("shared", key=slow_queue.key))
-    slow_queue.desk.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
-    interrupted(lambda: slow_queue.desk.produce("mine", key=slow_queue.key))
+    slow_queue.queue.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
+    interrupted(lambda: slow_queue.queue.produce("mine", key=slow_queue.key))
     wait_until(lambda: shared.done)
     assert ids_of(shared.result(), 1)
-    assert sorted(slow_queue.desk.drain()) == ["mine", "shared"]
-    slow_queue.desk.produce("later", key=slow_queue.key)
-    assert slow_queue.desk.drain() == ["later"]
+    assert sorted(slow_queue.queue.drain()) == ["mine", "shared"]
+    slow_queue.queue.produce("later", key=slow_queue.key)
+    assert slow_queue.queue.drain() == ["later"]

@@ -1,4 +1,4 @@
-"""A directory looked at without owning it: the same answers as its owner's, and nothing touched."""
+"""A snapshot of a directory gives the same answers as the owner, and changes nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ from tests.broker.directory_broker import DirectoryBroker, all_answers, fill, ru
 # -- the same answers ----------------------------------------------------------------------------------
 
 
-def test_it_answers_as_the_owner_does(directory_broker: DirectoryBroker) -> None:
+def test_a_snapshot_answers_as_the_owner_does(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
     directory_broker.run_and_publish()
     with directory_broker.open_snapshot() as seen:
@@ -68,12 +68,12 @@ def test_it_answers_as_the_owner_does(directory_broker: DirectoryBroker) -> None
 
 
 def test_every_query_is_answered() -> None:
-    """What an owner answers and a snapshot does not must be what changes something, but for what only an owner counts."""
-    answered = {*snapshot._OWN, *QUERY_HANDLERS}
+    """A snapshot answers every `Query`."""
+    answered = {*snapshot._SNAPSHOT_HANDLERS, *QUERY_HANDLERS}
     assert {kind for kind in OPERATIONS if issubclass(kind, Query)} == {*answered}
 
 
-def test_it_stands_still_until_it_is_refreshed(directory_broker: DirectoryBroker) -> None:
+def test_a_snapshot_does_not_change_until_it_is_refreshed(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders", partitions=2)
     fill(queue, 3)
     with directory_broker.open_snapshot() as seen:
@@ -90,8 +90,8 @@ def test_it_stands_still_until_it_is_refreshed(directory_broker: DirectoryBroker
         assert seen.call(ReadHistory(queue=incarnation, partition=partition, offset=offset))
 
 
-def test_it_follows_an_owner_step_by_step(directory_broker: DirectoryBroker) -> None:
-    """Queues come and go, partitions are added, segments rotate and are dropped."""
+def test_a_snapshot_follows_an_owner_step_by_step(directory_broker: DirectoryBroker) -> None:
+    """Queues are created and deleted, partitions are added, segments rotate and are deleted."""
     queue = directory_broker.broker.create_queue("orders", partitions=1, retention={"max_segments": 1})
     with directory_broker.open_snapshot() as seen:
         for step in range(12):
@@ -112,7 +112,7 @@ def test_it_follows_an_owner_step_by_step(directory_broker: DirectoryBroker) -> 
                 assert seen.call(ReadStats(queue=info.incarnation)) == directory_broker.embedded.call(ReadStats(queue=info.incarnation))
 
 
-def test_it_outlives_its_owner(directory_broker: DirectoryBroker) -> None:
+def test_a_snapshot_works_after_its_owner_closed(directory_broker: DirectoryBroker) -> None:
     run_sample_workload(directory_broker)
     directory_broker.run_and_publish()
     incarnation = directory_broker.incarnation("orders")
@@ -128,7 +128,7 @@ def test_it_outlives_its_owner(directory_broker: DirectoryBroker) -> None:
         assert seen.call(ReadStats(queue=incarnation)) == directory_broker.embedded.call(ReadStats(queue=incarnation))
 
 
-def test_leases_that_nobody_synced_are_not_seen_yet(directory_broker: DirectoryBroker) -> None:
+def test_leases_that_are_not_synced_are_not_seen(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders")
     fill(queue, 3)
     queue.lease(2)
@@ -196,7 +196,7 @@ CHANGES: list[Operation[Any]] = [
 ]
 
 
-def test_nothing_is_changed_through_it(directory_broker: DirectoryBroker) -> None:
+def test_a_snapshot_refuses_changes(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders")
     fill(queue, 2)
     incarnation = directory_broker.incarnation("orders")
@@ -211,7 +211,7 @@ def test_nothing_is_changed_through_it(directory_broker: DirectoryBroker) -> Non
 
 
 class ReadOnlyFiles(SystemFiles):
-    """Files behind glass: whoever wants more than to read them is told so."""
+    """Files that can only be read: any other call fails."""
 
     def open(self, path: str, mode: Mode) -> int:
         assert mode == "read", f"{path} was opened to {mode}"

@@ -1,4 +1,4 @@
-"""What is wrong with a directory is told to who looks at it, and the rest is seen."""
+"""A snapshot of a damaged directory reports the damage and shows the rest."""
 
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def test_a_damaged_catalog_is_refused(directory_broker: DirectoryBroker) -> None
         directory_broker.open_snapshot()
 
 
-def test_what_is_no_brokers_directory_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_broker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is no broker's directory; "):
         Snapshot.open(tmp_path)
     with pytest.raises(InvalidRequest, match="does not exist"):
@@ -109,7 +109,7 @@ def test_several_roots_are_one_broker(tmp_path: Path) -> None:
         assert {one.status for one in stats.partitions} == {"active", "failing"}
 
 
-def test_what_is_gone_is_told(directory_broker: DirectoryBroker) -> None:
+def test_deleted_queues_and_unknown_items_are_refused(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders")
     incarnation = directory_broker.incarnation("orders")
     seen = directory_broker.open_snapshot()

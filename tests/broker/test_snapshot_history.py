@@ -1,4 +1,4 @@
-"""What happened to items, asked of an owner and of one who only looks: followed through all queues they were in."""
+"""The history of items through all their queues, from an owner and from a snapshot."""
 
 import pytest
 
@@ -81,7 +81,7 @@ def test_an_item_that_went_to_a_deleted_queue(directory_broker: DirectoryBroker)
             assert told(history_of(source, "a", "0-0")) == [("a", "0-0", event) for event in ("produced", "sent", "delivered")]
             assert (
                 source.call(ExplainItem(queue=directory_broker.incarnation("a"), partition=0, offset=0)).why
-                == "moved to a queue that is no more"
+                == "moved to a queue that was deleted"
             )
 
 

@@ -1,4 +1,4 @@
-"""What crosses from one log to another arrives once, wherever the process ends on the way."""
+"""A transfer between logs arrives once, wherever the process crashes."""
 
 import errno
 from contextlib import suppress
@@ -20,7 +20,7 @@ LEASE_SECONDS = 60
 
 
 def served(broker: BrokerUnderTest, *names: str) -> list[str]:
-    """Everything that queues give out, once whoever held something before the crash has lost it. Nothing stays on its way."""
+    """All items of the queues, after the leases from before the crash have ended; no transfer is left."""
     broker.advance_in_steps(LEASE_SECONDS + 10)
     found: list[str] = []
     for name in names:
@@ -48,8 +48,8 @@ class PreparedDisk:
         self.place: tuple[SimulatedFiles, ManualClock]
 
 
-def test_no_transfer_is_forgotten_when_whoever_runs_a_turn_is_interrupted() -> None:
-    """Wherever that comes: what leaves is sent, and the source learns of its arrival, without a restart."""
+def test_no_transfer_is_forgotten_when_a_turn_is_interrupted() -> None:
+    """At any point: the items are sent, and the source learns of their arrival, without a restart."""
     for look in range(40):
         clock = InterruptingClock()
         broker = BrokerUnderTest(SimulatedStorage(), clock=clock)
@@ -128,8 +128,8 @@ def test_items_whose_attempts_are_spent_arrive_once_too() -> None:
 
 
 @cache
-def with_letters() -> PreparedDisk:
-    """Letters in a dead queue, and one that was never buried anywhere."""
+def with_dead_letters() -> PreparedDisk:
+    """Dead letters in a dead queue, and one item that was never buried."""
     started = PreparedDisk()
 
     def work(broker: BrokerUnderTest) -> None:
@@ -146,7 +146,7 @@ def with_letters() -> PreparedDisk:
 
 
 def redrive(broker: BrokerUnderTest) -> None:
-    """As a caller does it: everything that is there when it looks."""
+    """Redrive all items that are listed now."""
     dead, source = broker.find("dead"), broker.find("source")
     chosen: dict[int, list[int]] = {}
     for one in dead.call(ListItems(states=("ready", "buried"), limit=1_000)):
@@ -156,7 +156,7 @@ def redrive(broker: BrokerUnderTest) -> None:
 
 
 def test_a_redrive_cut_off_and_repeated_moves_everything_once() -> None:
-    for broker, _ in crash_at_each_call(with_letters().place, redrive):
+    for broker, _ in crash_at_each_call(with_dead_letters().place, redrive):
         redrive(broker)
         broker.advance_in_steps(3)
         assert broker.find("dead").stats().depth == 0
@@ -164,7 +164,7 @@ def test_a_redrive_cut_off_and_repeated_moves_everything_once() -> None:
 
 
 def test_a_redrive_cut_off_loses_nothing_even_if_nobody_repeats_it() -> None:
-    for broker, done in crash_at_each_call(with_letters().place, redrive):
+    for broker, done in crash_at_each_call(with_dead_letters().place, redrive):
         broker.advance_in_steps(3)
         found = [text.partition(": ") for text in served(broker, "source", "dead")]
         assert sorted(text for _, _, text in found) == sorted([*"abcdef", "native"])
@@ -187,7 +187,7 @@ def with_parked_key() -> PreparedDisk:
     return started
 
 
-def test_a_redriven_item_takes_its_old_place_wherever_it_is_cut_off() -> None:
+def test_a_redriven_item_takes_its_old_position_wherever_it_is_cut_off() -> None:
     for broker, _ in crash_at_each_call(with_parked_key().place, redrive):
         redrive(broker)
         broker.advance_in_steps(3)
@@ -195,7 +195,7 @@ def test_a_redriven_item_takes_its_old_place_wherever_it_is_cut_off() -> None:
         assert served(broker, "source", "dead") == []
 
 
-def test_a_dead_letter_that_was_given_up_again_takes_its_old_place_too() -> None:
+def test_a_dead_letter_that_was_buried_again_takes_its_old_position_too() -> None:
     broker = BrokerUnderTest(SimulatedStorage())
     dead = broker.create("dead", on_bury="park")
     source = broker.create("source", partitions=2, dead_queue="dead", on_bury="park")
@@ -208,8 +208,8 @@ def test_a_dead_letter_that_was_given_up_again_takes_its_old_place_too() -> None
     assert source.drain(10) == ["1", "2", "3"]
 
 
-def test_a_queue_is_deleted_only_when_what_came_to_it_is_known_to_have_come() -> None:
-    """The news of an arrival is undone by a failed write: the sender would look for the queue for ever."""
+def test_a_queue_is_deleted_only_when_transfers_to_it_are_confirmed() -> None:
+    """A failed write undoes the confirmation of an arrival: the sender would look for the queue for ever."""
     for call in range(1, 60):
         broker = BrokerUnderTest(SimulatedStorage())
         dead, source = broker.create("dead"), broker.create("source")
@@ -273,7 +273,7 @@ def test_completion_and_follow_ups_happen_once_or_not_at_all() -> None:
 
 @cache
 def with_strays() -> PreparedDisk:
-    """Items that were scheduled far ahead, and will come due where their keys no longer live."""
+    """Items scheduled far ahead that will become ready in a partition that no longer has their slots."""
     started = PreparedDisk()
 
     def work(broker: BrokerUnderTest) -> None:
@@ -297,7 +297,7 @@ def test_strays_are_forwarded_once_and_in_order() -> None:
     on_the_way = 0
     for broker, done in crash_at_each_call(with_strays().place, forward):
         queue = broker.find("source")
-        on_the_way += not done and any(member.state.moving for member in queue.loop.engine.usable())
+        on_the_way += not done and any(handle.state.moving for handle in queue.loop.engine.usable())
         broker.advance_in_steps(1_002 + LEASE_SECONDS)
         found = queue.drain(1)
         assert sorted(found) == ["a1", "a2", "b1", "b2", "c1"]

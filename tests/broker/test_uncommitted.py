@@ -24,10 +24,10 @@ FAULTS: tuple[Fault, ...] = ("halt", errno.EIO, "interrupt")
 
 def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
     """Put a resize that shares the next turn with whatever else is put."""
-    change = queue.broker._change_shape
+    change = queue.broker._record_layout
     return queue.submit(
         ResizeRequest(
-            lambda turns: change(turns, lambda entry: partition_layout.resized_layout(entry, partitions)), recorded_elsewhere=True
+            lambda engine: change(engine, lambda entry: partition_layout.resized_layout(entry, partitions)), recorded_elsewhere=True
         )
     )
 
@@ -131,7 +131,7 @@ def test_an_answered_lease_that_was_synced_after_all_is_not_appended_again() -> 
     broker.check()
 
 
-def test_an_interrupt_is_nobody_elses_error() -> None:
+def test_an_interrupt_affects_only_its_caller() -> None:
     """Wherever it comes in a turn, the others of that turn get their answers, and each of their items is there once."""
     for call in range(1, 40):
         broker = BrokerUnderTest(SimulatedStorage())
@@ -158,10 +158,10 @@ def test_an_interrupt_does_not_hide_a_failed_write(monkeypatch: pytest.MonkeyPat
     """What was taken back is not acknowledged, though an interrupt came before anybody was told."""
     leave, interrupts = PartitionHandle.start_io, [True]
 
-    def interrupted(member: PartitionHandle, job: Callable[[], None] | None = None) -> None:
+    def interrupted(handle: PartitionHandle, job: Callable[[], None] | None = None) -> None:
         if interrupts.pop() if interrupts else False:
             raise KeyboardInterrupt
-        leave(member, job)
+        leave(handle, job)
 
     broker = BrokerUnderTest(SimulatedStorage())
     queue = broker.create()

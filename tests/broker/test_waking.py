@@ -345,7 +345,7 @@ def test_a_thread_that_waits_is_woken_by(
     assert wake(threaded_broker, queue).leased.texts == ["woken"]
 
 
-def test_a_caller_that_sleeps_is_woken_by_another_caller(threaded_broker: BrokerUnderTest) -> None:
+def test_a_sleeping_caller_is_woken_by_another_caller(threaded_broker: BrokerUnderTest) -> None:
     """Both inside `call`: no message of the loop's own helps."""
     queue = threaded_broker.create()
     asked: list[list[str]] = []

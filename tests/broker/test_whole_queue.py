@@ -152,13 +152,13 @@ def test_ages_are_compared_and_not_instants(broker: BrokerUnderTest, how: str) -
         broker.clock.reboot()
     getattr(broker, "restart" if how == "restart" else "kill")()
     queue.open_all()
-    shifts = {member.state.clock_shift for member in queue.loop.engine.usable()}
+    shifts = {handle.state.clock_shift for handle in queue.loop.engine.usable()}
     assert len(shifts) > 1, "their times differ"
     queue.produce("last")
     assert queue.drain(2) == ["first", "of partition 2", "of partition 0", "of partition 3", "of partition 1", "last"]
 
 
-def test_what_came_back_or_became_due_waits_since_then(broker: BrokerUnderTest) -> None:
+def test_the_age_of_an_item_counts_from_when_it_became_ready(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     queue.produce("retried", "kept")
     held = queue.lease(1)

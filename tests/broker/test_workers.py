@@ -17,7 +17,7 @@ class CheckingWorkers:
     """Workers that check on each other."""
 
     def __init__(self, queue: QueueUnderTest, total: int) -> None:
-        self.desk = queue
+        self.queue = queue
         self.total = total
         self.handled: dict[str, list[int]] = {}
         self.failed: set[str] = set()
@@ -33,7 +33,7 @@ class CheckingWorkers:
         def run() -> None:
             rng = random.Random(number)
             while self.done < self.total:
-                held = self.desk.lease(want, wait=0.2, consumer=f"worker-{number}")
+                held = self.queue.lease(want, wait=0.2, consumer=f"worker-{number}")
                 self._take(held, number)
                 for item, text, key in zip(held.ids, held.texts, held.keys, strict=True):
                     self._handle(held, item, text, key, rng)
@@ -55,9 +55,9 @@ class CheckingWorkers:
             if not first:
                 self.handled.setdefault(key, []).append(int(text.partition(":")[2]))
         if first:
-            (answer,) = self.desk.settle("retry", [held.part(item)], delay=rng.choice((0, 0.001, 0.003)), reason="once")
+            (answer,) = self.queue.settle("retry", [held.part(item)], delay=rng.choice((0, 0.001, 0.003)), reason="once")
         else:
-            (answer,) = self.desk.settle("complete", [held.part(item)])
+            (answer,) = self.queue.settle("complete", [held.part(item)])
         assert answer.done == 1
 
 
@@ -73,7 +73,7 @@ def produce_all(queue: QueueUnderTest) -> None:
 
 def check(shop: CheckingWorkers) -> None:
     assert shop.handled == {f"key-{number}": list(range(EACH)) for number in range(KEYS)}
-    stats = shop.desk.stats()
+    stats = shop.queue.stats()
     assert (stats.completed, stats.depth) == (stats.produced, 0)
 
 
@@ -85,7 +85,7 @@ def test_sixteen_workers_and_every_item_fails_once(threaded_broker: BrokerUnderT
     check(shop)
 
 
-def test_the_same_while_the_width_changes(threaded_broker: BrokerUnderTest) -> None:
+def test_workers_during_resizes(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create(partitions=1)
     shop = CheckingWorkers(queue, KEYS * EACH)
 
@@ -100,7 +100,7 @@ def test_the_same_while_the_width_changes(threaded_broker: BrokerUnderTest) -> N
     assert queue.info.partitions == 2
 
 
-def test_the_same_with_dead_letters_and_their_return(threaded_broker: BrokerUnderTest) -> None:
+def test_workers_with_dead_letters_that_are_redriven(threaded_broker: BrokerUnderTest) -> None:
     """Unkeyed items are given up at their second attempt; somebody redrives them until all are done."""
     dead = threaded_broker.create("dead")
     queue = threaded_broker.create(partitions=3, dead_queue="dead", max_attempts=2)
@@ -134,7 +134,7 @@ def test_the_same_with_dead_letters_and_their_return(threaded_broker: BrokerUnde
     assert (queue.stats().depth, dead.stats().depth) == (0, 0)
 
 
-def test_workers_are_told_when_the_broker_ends(threaded_broker: BrokerUnderTest) -> None:
+def test_workers_end_when_the_broker_closes(threaded_broker: BrokerUnderTest) -> None:
     queue = threaded_broker.create(partitions=2)
     shop = CheckingWorkers(queue, 1 << 30)
 

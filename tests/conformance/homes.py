@@ -1,6 +1,6 @@
 """The homes that the conformance suite runs on.
 
-A kind of home joins by a class here and a line in `HOMES`. Each opens its home on a new broker, and says whether it may change anything.
+To add a kind of home, add a class here and a line in `HOMES`.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from penstock.words.errors import PenstockError
 
 
 class HomeUnderTest:
-    """A new broker, and the home under test: of the broker itself, or of somebody who only reaches it."""
+    """A new broker, and a home through which it is used."""
 
-    keeps_leases: ClassVar[bool] = True
-    """Whether it keeps leases from ending."""
+    extends_leases: ClassVar[bool] = True
+    """Whether it extends leases automatically."""
     lease_may_wait: ClassVar[bool] = True
-    """Whether a lease may wait in it."""
+    """Whether a lease may wait for items."""
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
@@ -52,7 +52,7 @@ class DirectoryHomeUnderTest(HomeUnderTest):
 
 
 class EncodedHomeUnderTest(HomeUnderTest):
-    """A home that sends operations and answers as bytes, as every wire does."""
+    """A home that encodes operations and answers as bytes, as a network would."""
 
     def open(self, folder: Path) -> Home:
         return EncodingHome(self.owner)
@@ -61,7 +61,7 @@ class EncodedHomeUnderTest(HomeUnderTest):
 class InboxHomeUnderTest(HomeUnderTest):
     """A directory that another process owns."""
 
-    keeps_leases = False
+    extends_leases = False
     lease_may_wait = False
 
     def open(self, folder: Path) -> Home:
@@ -79,12 +79,12 @@ HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
 
 
 class EncodingHome:
-    """Passes everything on as bytes."""
+    """Encodes and decodes every operation and answer."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self.clock = home.clock
-        self.keep, self.let_go, self.close = home.keep, home.let_go, home.close
+        self.auto_extend, self.stop_extending, self.close = home.auto_extend, home.stop_extending, home.close
 
     def call(self, operation: Operation[A], /) -> A:
         answer = self._home.call(operations.decode(operations.encode(operation)))
@@ -92,13 +92,13 @@ class EncodingHome:
         return passed
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        def tell(answer: Any) -> None:
+        def callback(answer: Any) -> None:
             if done is not None and not isinstance(answer, PenstockError):
                 answer = msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=answer_type(type(operation)))
             if done is not None:
                 done(answer)
 
-        return self._home.submit(operations.decode(operations.encode(operation)), tell)
+        return self._home.submit(operations.decode(operations.encode(operation)), callback)
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         return self._home.log(queue, partition)

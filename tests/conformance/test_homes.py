@@ -62,7 +62,8 @@ from penstock.rules.commands import Settled
 from penstock.rules.records import Produced
 from penstock.rules.routing import key_id
 from penstock.words.clock import SECOND, Moment
-from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueNotFound, Refused, StorageFailed
+from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, QueueExists, QueueNotFound, Refused, StorageFailed
+from tests.broker.broker_under_test import wait_until
 from tests.conformance.homes import HOMES, HomeUnderTest
 from tests.partition_under_test import items
 
@@ -193,7 +194,7 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
         home.call(FindQueue(name="b"))
 
 
-def test_what_is_wrong_is_raised_as_what_it_is(home: Home) -> None:
+def test_errors_have_their_type(home: Home) -> None:
     create(home, "q")
     with pytest.raises(QueueExists):
         home.call(CreateQueue(name="q"))
@@ -254,29 +255,32 @@ def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
 
 
 def leased_soon(home: Home, queue: int) -> LeaseResult:
-    """What is on its way."""
+    """Lease the item of a transfer that may still be under way."""
     found: list[LeaseResult] = []
     while not found:
         found = home.call(LeaseItems(queue=queue, wait=SECOND))
     return found[0]
 
 
-def test_items_are_explained_traced_and_told_of(home: Home) -> None:
+def test_items_are_explained_and_traced_and_have_a_history(home: Home) -> None:
     dead, queue = create(home, "dead"), create(home, dead_queue="dead", max_attempts=1)
     produce(home, queue, "a")
     assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).state == "ready"
     settle(home, queue, "retry", lease(home, queue), reason="bad")
     there = leased_soon(home, dead)
     assert texts(there) == ["a"]
-    told = home.call(ReadHistory(queue=queue, partition=0, offset=0))
-    assert [event.event for event in told][:3] == ["produced", "leased", "buried"] and {event.queue for event in told} == {"q", "dead"}
+    # The source learns of the arrival, and publishes it, after the item can be leased.
+    wait_until(lambda: home.call(TraceItem(queue=queue, partition=0, offset=0)).went_to is not None)
+    events = home.call(ReadHistory(queue=queue, partition=0, offset=0))
+    assert [event.event for event in events][:3] == ["produced", "leased", "buried"]
+    assert {event.queue for event in events} == {"q", "dead"}
     assert home.call(TraceItem(queue=queue, partition=0, offset=0)).went_to == (dead, 0, 0)
     moved = home.call(ExplainItem(queue=queue, partition=0, offset=0, follow=False))
     assert moved.moved_to == (dead, 0, 0)
     assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).queue == "dead"
 
 
-def test_an_operators_words(home: Home) -> None:
+def test_administrative_operations(home: Home) -> None:
     queue = create(home, on_bury="park")
     produce(home, queue, "a", "b", keys=["k", "k"])
     home.call(PauseQueue(queue=queue, lease=True))
@@ -322,7 +326,7 @@ def test_items_are_read_and_a_cursor_is_kept(home: Home) -> None:
     assert home.call(AwaitItems(queue=queue, start={0: 3}, wait=1)) is False
 
 
-def test_the_log_tells_what_is_published(home: Home) -> None:
+def test_the_log_has_the_published_items(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a", "b")
     with closing(home.log(queue, 0)) as log:
@@ -331,7 +335,7 @@ def test_the_log_tells_what_is_published(home: Home) -> None:
         assert len([*log.frames()]) >= 2
 
 
-def test_metrics_tell_what_was_done(home: Home) -> None:
+def test_metrics_count_requests_and_items(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a")
     assert home.call(ReadMetrics()).queues["q"].requests["produce"] == 1
@@ -378,7 +382,7 @@ def test_a_staged_write_becomes_items_once(home_under_test: HomeUnderTest) -> No
 # -- without waiting -----------------------------------------------------------------------------------
 
 
-def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
+def test_submit_passes_on_the_answer_or_the_error(home: Home) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
     queue = create(home)
     home.submit(ProduceItems(queue=queue, batch=items(["a"])), answers.put)
@@ -389,7 +393,7 @@ def test_submit_tells_the_answer_or_the_error(home: Home) -> None:
     assert isinstance(answers.get(timeout=20), QueueNotFound)
 
 
-def test_submit_without_anybody_who_waits_is_done_all_the_same(home_under_test: HomeUnderTest) -> None:
+def test_an_operation_submitted_without_callback_is_done(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     home.submit(MoveCursor(queue=queue, name="audit", to={0: 1}))
@@ -397,7 +401,7 @@ def test_submit_without_anybody_who_waits_is_done_all_the_same(home_under_test: 
         home_under_test.owner.inbox.process()
 
 
-def test_a_lease_that_waits_is_answered_or_given_up(home_under_test: HomeUnderTest) -> None:
+def test_a_waiting_lease_is_answered_or_cancelled(home_under_test: HomeUnderTest) -> None:
     if not home_under_test.lease_may_wait:
         return
     home, queue = home_under_test.home, create(home_under_test.home)
@@ -412,16 +416,16 @@ def test_a_lease_that_waits_is_answered_or_given_up(home_under_test: HomeUnderTe
     assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
 
 
-def test_a_lease_is_kept_until_it_is_let_go(home_under_test: HomeUnderTest) -> None:
+def test_a_lease_is_extended_until_that_is_stopped(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    if not home_under_test.keeps_leases:
-        with pytest.raises(PenstockError):
-            home.keep(queue, handed.partition, handed.granted.lease)
+    if not home_under_test.extends_leases:
+        with pytest.raises(InvalidRequest, match="extend them here"):  # not retryable: it never works
+            home.auto_extend(queue, handed.partition, handed.granted.lease)
         return
-    home.keep(queue, handed.partition, handed.granted.lease)
-    home.let_go(queue, handed.partition, handed.granted.lease)
+    home.auto_extend(queue, handed.partition, handed.granted.lease)
+    home.stop_extending(queue, handed.partition, handed.granted.lease)
     assert settle(home, queue, "complete", handed) == Settled(1)
 
 
@@ -479,7 +483,7 @@ def test_a_write_whose_parts_are_gone_is_not_published(home_under_test: HomeUnde
     assert home.call(FindWrite(queue=queue, source="job", number=1)) == "unknown"
 
 
-def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
+def test_a_callback_that_raises_does_not_affect_others(home: Home) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
 
     def fail(answer: Any) -> None:
@@ -494,7 +498,7 @@ def test_a_callback_that_raises_harms_nobody(home: Home) -> None:
     assert {answers.get(timeout=20).partitions, answers.get(timeout=20).partitions} <= {1, 2}
 
 
-def test_what_is_submitted_to_a_closed_broker_is_refused(home_under_test: HomeUnderTest) -> None:
+def test_a_closed_broker_refuses_submitted_operations(home_under_test: HomeUnderTest) -> None:
     queue = create(home_under_test.owner)
     home_under_test.owner.close()
     for operation in (FindQueue(name="q"), ReadStats(queue=queue), ResizeQueue(queue=queue, partitions=2)):

@@ -1,9 +1,10 @@
-"""Operations that change one queue, run inside a turn of it.
+"""Operations that change one queue.
 
-Owns: `CHANGES`, the function that does each kind of operation: of the queue's `QueueEngine` and the operation. Queries are in queries.py.
+Owns: `CHANGE_HANDLERS`, the function for each kind of operation. A handler takes the queue's `QueueEngine` and the
+operation, and runs inside a turn of the queue. Queries are in queries.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.broker import queries
@@ -29,133 +30,134 @@ from penstock.rules.item_states import ItemState
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 
-def target_partitions(turns: QueueEngine, partition: int | None) -> list[PartitionHandle]:
-    """The partitions that an operation is for: one, or all that are in order."""
+def target_partitions(engine: QueueEngine, partition: int | None) -> list[PartitionHandle]:
+    """The handle of one partition, or of every partition (None).
+
+    StorageFailed when a partition is failing, InvalidRequest when the queue has no such partition.
+    """
     if partition is None:
-        broken = next((member for member in turns.handles.values() if not member.is_usable), None)
+        broken = next((handle for handle in engine.handles.values() if not handle.is_usable), None)
         if broken is not None:
-            raise StorageFailed(f"partition {broken.number} is failing ({broken.error}); try again later, or name the partition it is for")
-        return list(turns.usable())
-    if partition not in turns.handles:
-        raise InvalidRequest(f"queue {turns.name!r} has no partition {partition}; it has {sorted(turns.handles)}")
-    member = turns.handles[partition]
-    _ = member.usable_partition  # or why it cannot be used
-    return [member]
+            raise StorageFailed(f"partition {broken.number} is failing ({broken.error}); try again later, or name a partition")
+        return list(engine.usable())
+    if partition not in engine.handles:
+        raise InvalidRequest(f"queue {engine.name!r} has no partition {partition}; it has {sorted(engine.handles)}")
+    handle = engine.handles[partition]
+    _ = handle.usable_partition  # raises when it is failing
+    return [handle]
 
 
-def _total(turns: QueueEngine, members: Sequence[PartitionHandle], command: commands.Command) -> int:
+def _total(engine: QueueEngine, handles: Sequence[PartitionHandle], command: commands.Command) -> int:
+    """Run a command in each partition until it has nothing left to do; gives the number of items that it changed."""
     items = 0
-    for member in members:
-        answer = turns.run(member, command)
+    for handle in handles:
+        answer = engine.run(handle, command)
         while isinstance(answer, AskAgain):
-            answer = turns.run(member, command)
+            answer = engine.run(handle, command)
         assert isinstance(answer, ItemCount)
         items += answer.items
     return items
 
 
-def pause(turns: QueueEngine, asked: PauseQueue) -> None:
-    command = commands.Pause(asked.lease, asked.produce)
-    if asked.partition is None:
-        turns.pause(command)
+def pause(engine: QueueEngine, operation: PauseQueue) -> None:
+    command = commands.Pause(operation.lease, operation.produce)
+    if operation.partition is None:
+        engine.pause(command)
     else:
-        _total(turns, target_partitions(turns, asked.partition), command)
-    turns.wants_turn = True  # who waits may go on
+        _total(engine, target_partitions(engine, operation.partition), command)
+    engine.wants_turn = True  # waiting requests may be served now
 
 
-def clear(turns: QueueEngine, asked: ClearItems) -> int:
-    turns.wants_turn = True
-    command = commands.Clear(*(state in asked.states for state in ("ready", "scheduled", "leased", "buried")))
-    return _total(turns, target_partitions(turns, asked.partition), command)
+def clear(engine: QueueEngine, operation: ClearItems) -> int:
+    engine.wants_turn = True
+    command = commands.Clear(*(state in operation.states for state in ("ready", "scheduled", "leased", "buried")))
+    return _total(engine, target_partitions(engine, operation.partition), command)
 
 
-def seek(turns: QueueEngine, asked: SeekItems) -> int:
-    turns.wants_turn = True
-    if isinstance(asked.start, int):
-        starts = {member: member.usable_partition.offset_at(asked.start) for member in target_partitions(turns, None)}
+def seek(engine: QueueEngine, operation: SeekItems) -> int:
+    engine.wants_turn = True
+    if isinstance(operation.start, int):
+        starts = {handle: handle.usable_partition.offset_at(operation.start) for handle in target_partitions(engine, None)}
     else:
-        starts = {member: offset for number, offset in asked.start.items() for member in target_partitions(turns, number)}
-    return sum(_total(turns, [member], commands.Seek(offset)) for member, offset in starts.items())
+        starts = {handle: offset for number, offset in operation.start.items() for handle in target_partitions(engine, number)}
+    return sum(_total(engine, [handle], commands.Seek(offset)) for handle, offset in starts.items())
 
 
-def redrive(turns: QueueEngine, asked: RedriveItems) -> int:
-    if asked.to == turns.incarnation:
-        return _return(turns, asked.items)
-    if asked.items is None:
-        raise InvalidRequest("all items can only be redriven to their own queue; name those that are to go to another")
-    return _send(turns, asked.items, asked.to)
+def redrive(engine: QueueEngine, operation: RedriveItems) -> int:
+    if operation.to == engine.incarnation:
+        return _return_buried(engine, operation.items)
+    if operation.items is None:
+        raise InvalidRequest("only chosen items can be redriven to another queue; name the items")
+    return _send_to_queue(engine, operation.items, operation.to)
 
 
-def _return(turns: QueueEngine, items: Mapping[int, Sequence[int]] | None) -> int:
-    """Buried items become ready again where they are."""
+def _return_buried(engine: QueueEngine, items: Mapping[int, Sequence[int]] | None) -> int:
+    """Make buried items ready again: the given ones, or (None) all. Gives how many."""
+    engine.wants_turn = True
+    if items is None:
+        return _total(engine, target_partitions(engine, None), commands.Redrive())
     found = 0
-    turns.wants_turn = True
-    for member in turns.usable():
-        if items is None:
-            found += _total(turns, [member], commands.Redrive())
-            continue
-        still = [offset for offset in items.get(member.number, ()) if member.state.state_of(offset) is ItemState.BURIED]
-        found += _total(turns, [member], commands.Redrive(still)) if still else 0
+    for handle in _known_partitions(engine, items):
+        buried = [offset for offset in items[handle.number] if handle.state.state_of(offset) is ItemState.BURIED]
+        found += _total(engine, [handle], commands.Redrive(buried)) if buried else 0
     return found
 
 
-def _send(turns: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> int:
-    """Of these items, those that are still ready or buried leave for another queue. Refused as a whole while one cannot be looked up."""
+def _send_to_queue(engine: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> int:
+    """Send those of these items that are ready or buried to another queue. Gives how many."""
     found = 0
-    for number in items:
-        if number in turns.handles:
-            _ = turns.handles[number].usable_partition  # or why it cannot be used
-    for number, offsets in items.items():
-        member = turns.handles.get(number)
-        if member is None:
-            continue
-        still = [offset for offset in offsets if member.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
-        if still:
-            turns.transfer_step.send(member, still, to)
-            found += len(still)
-            _release_parked(turns, member, set(still))
+    for handle in _known_partitions(engine, items):
+        sent = [offset for offset in items[handle.number] if handle.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
+        if sent:
+            engine.transfer_step.send(handle, sent, to)
+            found += len(sent)
+            _release_parked(engine, handle, set(sent))
     return found
 
 
-def _release_parked(turns: QueueEngine, member: PartitionHandle, gone: set[int]) -> None:
-    """Keys that were parked only for items which have left for another queue go on."""
-    for key, line in member.state.keys.lines():
+def _known_partitions(engine: QueueEngine, numbers: Iterable[int]) -> list[PartitionHandle]:
+    """The handles of those of these partitions that the queue has; StorageFailed when one of them is failing."""
+    return [handle for number in numbers if number in engine.handles for handle in target_partitions(engine, number)]
+
+
+def _release_parked(engine: QueueEngine, handle: PartitionHandle, gone: set[int]) -> None:
+    """Free the keys that were parked only because of items that have now left for another queue."""
+    for key, line in handle.state.keys.lines():
         if line.parked and gone.issuperset(line.parked):
-            turns.run(member, commands.ReleaseParkedKey(key))
+            engine.run(handle, commands.ReleaseParkedKey(key))
 
 
-def release(turns: QueueEngine, asked: ReleaseKey) -> int:
-    turns.wants_turn = True
-    return _total(turns, target_partitions(turns, None), commands.ReleaseParkedKey(asked.key))
+def release(engine: QueueEngine, operation: ReleaseKey) -> int:
+    engine.wants_turn = True
+    return _total(engine, target_partitions(engine, None), commands.ReleaseParkedKey(operation.key))
 
 
-def note(turns: QueueEngine, asked: ReportProgress) -> None:
-    for member in target_partitions(turns, asked.partition):
-        turns.run(member, commands.SetProgress(asked.lease, asked.offset, asked.text))
+def report_progress(engine: QueueEngine, operation: ReportProgress) -> None:
+    for handle in target_partitions(engine, operation.partition):
+        engine.run(handle, commands.SetProgress(operation.lease, operation.offset, operation.text))
 
 
-def compact(turns: QueueEngine, asked: CompactQueue) -> list[RetentionResult]:
+def compact(engine: QueueEngine, operation: CompactQueue) -> list[RetentionResult]:
     freed = []
-    for member in target_partitions(turns, asked.partition):
-        turns.touch(member)
-        freed.append(member.usable_partition.compact())
+    for handle in target_partitions(engine, operation.partition):
+        engine.touch(handle)
+        freed.append(handle.usable_partition.compact())
     return freed
 
 
-def move_cursor(turns: QueueEngine, asked: MoveCursor) -> None:
-    for member in target_partitions(turns, None):
-        if member.number in asked.to:
-            known = member.state.cursors.get(asked.name, 0) if asked.forward_only else 0
-            turns.run(member, commands.PutCursor(asked.name, min(max(asked.to[member.number], known), member.state.next_offset)))
+def move_cursor(engine: QueueEngine, operation: MoveCursor) -> None:
+    for handle in _known_partitions(engine, operation.to):
+        known = handle.state.cursors.get(operation.name, 0) if operation.forward_only else 0
+        engine.run(handle, commands.PutCursor(operation.name, min(max(operation.to[handle.number], known), handle.state.next_offset)))
 
 
-def release_cursor(turns: QueueEngine, asked: ReleaseCursor) -> None:
-    found = [member for member in target_partitions(turns, None) if asked.name in member.state.cursors]
+def release_cursor(engine: QueueEngine, operation: ReleaseCursor) -> None:
+    found = [handle for handle in target_partitions(engine, None) if operation.name in handle.state.cursors]
     if not found:
-        there = sorted(queries.cursors(turns, ListCursors()))
-        raise InvalidRequest(f"there is no cursor {asked.name!r} in queue {turns.name!r}; there are {there or 'none'}")
-    for member in found:
-        turns.run(member, commands.ForgetCursor(asked.name))
+        there = sorted(queries.cursors(engine, ListCursors()))
+        raise InvalidRequest(f"there is no cursor {operation.name!r} in queue {engine.name!r}; there are {there or 'none'}")
+    for handle in found:
+        engine.run(handle, commands.ForgetCursor(operation.name))
 
 
 CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
@@ -164,28 +166,31 @@ CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     SeekItems: seek,
     RedriveItems: redrive,
     ReleaseKey: release,
-    ReportProgress: note,
+    ReportProgress: report_progress,
     CompactQueue: compact,
     MoveCursor: move_cursor,
     ReleaseCursor: release_cursor,
 }
-"""The function that does each kind of operation."""
+"""Kind of operation → its handler."""
 
-# -- what a broker asks of its own queues ---------------------------------------------------------------
+# -- requests of the broker itself -----------------------------------------------------------------------
 
 
-def complete_ended_leases(turns: QueueEngine, items: Mapping[int, Sequence[int]], consumer: str) -> int:
-    """Of these items, those that are ready are done: their consumer had handled them, and its leases have ended since."""
+def complete_ended_leases(engine: QueueEngine, items: Mapping[int, Sequence[int]], consumer: str) -> int:
+    """Complete those of these items whose lease expired after the consumer had handled them; gives how many.
+
+    Items that are not ready any more are skipped.
+    """
     done = 0
-    turns.wants_turn = True
+    engine.wants_turn = True
     for number, offsets in items.items():
-        if number in turns.handles:
-            done += _total(turns, target_partitions(turns, number), commands.CompleteUnleased(offsets, consumer, only_lease_expired=True))
+        if number in engine.handles:
+            done += _total(engine, target_partitions(engine, number), commands.CompleteUnleased(offsets, consumer, only_lease_expired=True))
     return done
 
 
-def publish_partitions(turns: QueueEngine, partition: int | None = None) -> None:
-    """Everything up to now, of one partition or of all that are in order, may be seen by those who read beside the queue."""
-    for member in [*turns.usable()] if partition is None else target_partitions(turns, partition):
-        turns.touch(member)
-        member.usable_partition.sync_and_publish()
+def publish_partitions(engine: QueueEngine, partition: int | None = None) -> None:
+    """Sync one partition, or every usable one, and publish everything up to now to readers outside the turns."""
+    for handle in [*engine.usable()] if partition is None else target_partitions(engine, partition):
+        engine.touch(handle)
+        handle.usable_partition.sync_and_publish()

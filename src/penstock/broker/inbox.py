@@ -1,14 +1,17 @@
-"""The owner's side of the inbox: drops are adopted, each exactly once, and operations that others left there are done.
+"""The owner's side of the inbox: it adopts published writes, each exactly once, and does remote operations.
 
-Owns: `InboxProcessor`. One of a broker; it looks into the inbox when the broker is opened and then every few moments, in a thread of its own,
-and is a caller like any other: it produces through the queues' turns and asks the broker by operations.
-An errand is an operation as bytes. One that asks for an answer gets one, as a note of its name, whatever comes of it; one that could not
-be done for now stays and is tried again, so each of them may be done twice.
-A drop is looked through before anything of it is taken: one that is damaged is left where it is, whole.
-It is adopted chunk by chunk. The catalog gives it a number before its first and notes its source after its last; in between each
-partition remembers how far it has come (loop/produce.py). So a crash at any point neither loses nor doubles. That rests on order: a
-queue's drops are adopted one after the other, those of a source by their numbers, and none is begun while another is not finished.
-Errands do not wait for drops: they are done between the chunks of one, for a stream that gets no answer loses its right.
+Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly in its
+own thread. It produces through the queues' turns and calls operations of the broker, as any caller does.
+A remote operation is an operation as bytes. If an answer is wanted it is put into the inbox as a blob with the
+operation's name, also when the operation was refused. An operation that cannot be done for now stays in the inbox and is
+tried again, so an operation may be done twice.
+A published write is validated before any of it is adopted; a damaged one stays in the inbox as it is.
+It is adopted in chunks. The catalog gives it a number before the first chunk and records its source after the last; in
+between, each partition remembers the chunks that it has (loop/produce.py). So a crash at any point neither loses nor
+repeats items. This depends on the order: the writes of a queue are adopted one after the other, those of one source in
+the order of their numbers, and none is begun while another is unfinished.
+Remote operations do not wait for writes: they are done between two chunks, because a stream without an answer loses its
+consumer right.
 """
 
 import logging
@@ -46,17 +49,18 @@ _log = logging.getLogger("penstock")
 IDLE_SECONDS = 0.25
 BUSY_SECONDS = 0.01
 OPENING = 2 * SECOND
-"""For so long an opening takes in what waits in the inbox; the rest comes while the broker is at work."""
-ERRANDS_EVERY = SECOND // 20
-"""How often errands are looked for while a drop is adopted."""
+"""How long the opening of a broker processes the inbox; its thread does the rest afterwards."""
+OPERATIONS_EVERY = SECOND // 20
+"""How often remote operations are looked for while a write is adopted."""
 BUSY_FOR = 10 * SECOND
-"""How long after the last drop or errand the next is looked for more often."""
-LATER = SECOND // 2
-"""When something that could not be done just now is tried again."""
+"""How long after the last write or remote operation the inbox is read every `BUSY_SECONDS`."""
+RETRY_AFTER = SECOND // 2
+"""When an entry that could not be done for now is tried again."""
 STALE = 7 * DAY
-"""A write that began so long ago and was not published never will be."""
+"""The age at which a write that was not published is removed."""
 SWEEP_EVERY = DAY
 CHUNKS = 1 << 32
+"""More than the chunks of one write: a write's number times this is the sequence before its first chunk."""
 
 
 class RemoteOperation(msgspec.Struct):
@@ -64,61 +68,59 @@ class RemoteOperation(msgspec.Struct):
 
     operation: msgspec.Raw
     answer: bool = True
-    """Whether somebody waits for the answer."""
+    """Whether the sender waits for the answer."""
 
 
 class RemoteAnswer(msgspec.Struct):
-    """What came of an errand: the answer, as bytes of its type, or why it was refused."""
+    """The answer to a remote operation as bytes of its type, or why it was refused."""
 
     answer: msgspec.Raw = msgspec.Raw(b"\xc0")
     refused: Refused | None = None
 
 
 class TimeLimitReached(Exception):
-    """The time that was given is over; the rest is done at the next look."""
+    """The time limit of `process` is reached; the next call continues."""
 
 
 class OwningBroker(StreamOwner, Protocol):
-    """What the keeper needs of its broker."""
+    """What the inbox processor needs of its broker."""
 
     streams: StreamCoordinator
 
 
 class InboxProcessor:
-    """Looks after the inbox of one broker."""
+    """Does what waits in the inbox of one broker."""
 
     def __init__(self, inbox: Inbox, broker: OwningBroker) -> None:
         self._inbox = inbox
         self._broker = broker
         self._clock = broker.clock
-        self._later: dict[str, int] = {}
-        """What could not be done, and when to try again."""
+        self._retry_at: dict[str, int] = {}
+        """Label of an entry that could not be done → when to try again (elapsed)."""
         self._refused: set[str] = set()
-        """What never can be done: left for somebody to look at."""
+        """Labels of entries that can never be done: they stay in the inbox for the operator."""
         self._manifests: dict[str, WriteManifest] = {}
-        self._whole: set[str] = set()
-        """Drops that were looked through."""
+        self._validated: set[str] = set()
+        """Labels of writes that were validated."""
         self._busy_until = 0
-        self._looked_at = 0
-        """When errands were last looked for."""
+        self._operations_read_at = 0
+        """When remote operations were last looked for (elapsed)."""
         self._sweep_at = 0
-        self._look_until: int | None = None
+        self._stop_at: int | None = None
         self._ended = threading.Event()
         self._threaded = False
         self._thread: InterruptSafeThread | None = None
 
-    # -- writes --------------------------------------------------------------------------------------
-
     def publish(self, asked: PublishWrite) -> bool:
-        """Let a staged write become a drop."""
+        """Publish a staged write; False when the same write was published before and still waits."""
         published = publish_write(self._inbox, asked)
         self._start()
         return published
 
-    # -- looking in ----------------------------------------------------------------------------------
+    # -- the thread ----------------------------------------------------------------------------------
 
     def open(self, threaded: bool) -> None:
-        """Take in what is there, if it is not too much; then, if threads may be begun, look on."""
+        """Process what waits, for a limited time; then, with threads, start the thread that does the rest."""
         self.sweep()
         self.process(OPENING if threaded else 0)
         self._threaded = threaded
@@ -126,7 +128,7 @@ class InboxProcessor:
             self._start()
 
     def _start(self) -> None:
-        """Look on, if threads may be begun. Where nobody else reaches the inbox, not before something was put into it."""
+        """Start the thread, once, if threads are allowed. An inbox in memory needs it only after the first write."""
         if self._threaded and self._thread is None and not self._ended.is_set():
             self._thread = InterruptSafeThread(self._watch)
 
@@ -136,260 +138,265 @@ class InboxProcessor:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: the thread is its parent's, and may have held the event's lock."""
+        """In a forked child: forget the parent's thread, and the event, whose lock that thread may hold."""
         self._thread = None
         self._ended = threading.Event()
         self._ended.set()
 
     def process(self, most: int = 0) -> bool:
-        """Do what there is to do, for so long at most (0: until it is done); whether anything was done."""
+        """Do what waits in the inbox, for so long at most (0: without limit); gives whether anything was done."""
         now = self._clock.read().elapsed
-        self._look_until = now + most if most else None
+        self._stop_at = now + most if most else None
         if now >= self._sweep_at:
             self.sweep()
         waiting = self._waiting()
-        self._forget_all_but({one.label for one in waiting})
-        done = [self._do_errands(waiting)]
-        drops = sorted((one for one in waiting if not one.is_operation), key=lambda one: one.incarnation)
-        for _, of_queue in groupby(drops, lambda one: one.incarnation):
-            done.append(self._adopt_all([*of_queue]))
+        self._forget_removed({entry.label for entry in waiting})
+        done = [self._run_operations(waiting)]
+        writes = sorted((entry for entry in waiting if not entry.is_operation), key=lambda entry: entry.incarnation)
+        for _, of_queue in groupby(writes, lambda entry: entry.incarnation):
+            done.append(self._adopt_writes([*of_queue]))
         return any(done)
 
     def _waiting(self) -> list[InboxEntry]:
-        self._looked_at = self._clock.read().elapsed
+        self._operations_read_at = self._clock.read().elapsed
         try:
             return self._inbox.waiting()
         except PenstockError as error:
             _log.warning("the inbox cannot be read: %s", error)
             return []
 
-    def _do_errands(self, waiting: Sequence[InboxEntry]) -> bool:
-        self._broker.streams.expire_exclusive_consumers()
+    def _run_operations(self, waiting: Sequence[InboxEntry]) -> bool:
+        self._broker.streams.expire_consumer_rights()
         done = False
-        for one in waiting:
-            if one.is_operation and not self._time_is_over():
-                done = self._do(one, self._do_errand) or done
+        for entry in waiting:
+            if entry.is_operation and not self._out_of_time():
+                done = self._attempt(entry, self._run_operation) or done
         return done
 
-    def _time_is_over(self) -> bool:
-        return self._look_until is not None and self._clock.read().elapsed >= self._look_until
+    def _out_of_time(self) -> bool:
+        return self._stop_at is not None and self._clock.read().elapsed >= self._stop_at
 
-    def _do_errand(self, waiting: InboxEntry) -> None:
-        """Do one errand, answer it, and take it out of the inbox."""
-        raw = self._inbox.operation(waiting)
+    def _run_operation(self, entry: InboxEntry) -> None:
+        """Do one remote operation, put its answer into the inbox, and remove the operation."""
+        raw = self._inbox.operation(entry)
         if raw is None:
             return
         wants_answer = True
         try:
-            errand = _understood(raw)
-            wants_answer = errand.answer
-            operation = operations.decode(bytes(errand.operation))
-            if operation.queue != waiting.incarnation:
-                raise InvalidRequest("the errand is about another queue than its name says; use the same Penstock on both sides")
+            remote = _decoded(raw)
+            wants_answer = remote.answer
+            operation = operations.decode(bytes(remote.operation))
+            if operation.queue != entry.incarnation:
+                raise InvalidRequest("the operation is for another queue than its name says; use the same Penstock on both sides")
             if operation.queue:
-                self._broker.entry(operation.queue)  # or it was deleted
-            reply = RemoteAnswer(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_left_alone(operation, waiting.name)))))
+                self._broker.entry(operation.queue)  # QueueNotFound when it was deleted
+            answer = RemoteAnswer(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_prepared(operation, entry.name)))))
         except PenstockError as error:
             known = isinstance(error, QueueHeld) or (wants_answer and isinstance(error, OutcomeUnknown))
             if error.retryable and not known:
                 raise
-            reply = RemoteAnswer(refused=Refused.of(error))
-        except Exception as error:  # a mistake of ours: whoever waits is told
-            _log.exception("doing %s went wrong", waiting.label)
-            reply = RemoteAnswer(refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")))
-        if reply.refused is not None and not wants_answer:
-            _log.warning("%s was refused, and nobody waits to be told: %s", waiting.label, reply.refused.message)
+            answer = RemoteAnswer(refused=Refused.of(error))
+        except Exception as error:  # a bug of Penstock: the sender still gets an answer
+            _log.exception("doing %s went wrong", entry.label)
+            answer = RemoteAnswer(
+                refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this"))
+            )
+        if answer.refused is not None and not wants_answer:
+            _log.warning("%s was refused, and no process waits for the answer: %s", entry.label, answer.refused.message)
         if wants_answer:
-            self._inbox.put_blob(waiting.incarnation, waiting.name, msgspec.msgpack.encode(reply))
-        self._inbox.remove(waiting, raw)
+            self._inbox.put_blob(entry.incarnation, entry.name, msgspec.msgpack.encode(answer))
+        self._inbox.remove(entry, raw)
 
     @property
     def _queues(self) -> dict[int, QueueEntry]:
         return self._broker.catalog.state.entries
 
-    def _forget_all_but(self, labels: set[str]) -> None:
-        """Of what is not in the inbox any more nothing is kept in mind: it may come again, mended."""
+    def _forget_removed(self, labels: set[str]) -> None:
+        """Forget the entries that are not in the inbox any more: an entry may come again, repaired."""
         self._refused &= labels
-        self._whole &= labels
-        self._later = {label: at for label, at in self._later.items() if label in labels}
+        self._validated &= labels
+        self._retry_at = {label: at for label, at in self._retry_at.items() if label in labels}
         self._manifests = {label: found for label, found in self._manifests.items() if label in labels}
 
     def sweep(self) -> None:
-        """Remove what others left behind: when the broker is opened, and then every day."""
+        """Remove stale unpublished writes and the files of deleted queues: at opening, and then every day."""
         now = self._clock.read()
         self._sweep_at = now.elapsed + SWEEP_EVERY
         try:
             self._inbox.sweep(now.wall - STALE, {0, *self._queues})
         except PenstockError as error:
-            _log.warning("the inbox cannot be tidied up: %s", error)
+            _log.warning("stale files in the inbox cannot be removed: %s", error)
 
     def _watch(self) -> None:
         while not self._ended.wait(BUSY_SECONDS if self._clock.read().elapsed < self._busy_until else IDLE_SECONDS):
             try:
                 if self.process():
                     self._busy_until = self._clock.read().elapsed + BUSY_FOR
-            except Exception:  # a mistake of ours must not end the watch
-                _log.exception("looking into the inbox went wrong")
+            except Exception:  # a bug of Penstock must not end the thread
+                _log.exception("processing the inbox went wrong")
 
-    def _do(self, one: InboxEntry, step: Callable[[InboxEntry], None]) -> bool:
-        """A step with a drop or an errand; whether it could be done."""
+    def _attempt(self, entry: InboxEntry, step: Callable[[InboxEntry], None]) -> bool:
+        """Do `step` with an entry. Gives False when it failed, must wait, or was refused before."""
         now = self._clock.read().elapsed
-        if self._ended.is_set() or one.label in self._refused or now < self._later.get(one.label, 0):
+        if self._ended.is_set() or entry.label in self._refused or now < self._retry_at.get(entry.label, 0):
             return False
         try:
-            step(one)
+            step(entry)
             return True
         except (BrokerClosed, TimeLimitReached):
             return False
         except PenstockError as error:
             if not error.retryable:
-                self._refuse(one, "%s is left in the inbox: %s", one.label, error)
-            elif one.label not in self._later:
-                _log.warning("%s cannot be taken from the inbox for now: %s", one.label, error)
-            self._later[one.label] = now + LATER
-        except Exception as error:  # a mistake of ours must not keep the others waiting, nor the broker from being opened
-            self._refuse(one, "%s is left in the inbox: it went wrong (%r); please report this", one.label, error, exc_info=error)
+                self._refuse(entry, "%s is left in the inbox: %s", entry.label, error)
+            elif entry.label not in self._retry_at:
+                _log.warning("%s cannot be taken from the inbox for now: %s", entry.label, error)
+            self._retry_at[entry.label] = now + RETRY_AFTER
+        except Exception as error:  # a bug of Penstock: the other entries, and the opening of the broker, go on
+            self._refuse(entry, "%s is left in the inbox: it went wrong (%r); please report this", entry.label, error, exc_info=error)
         return False
 
-    def _refuse(self, one: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:
-        self._refused.add(one.label)
+    def _refuse(self, entry: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:
+        self._refused.add(entry.label)
         _log.error(text, *args, exc_info=exc_info)
 
     # -- adoption ------------------------------------------------------------------------------------
 
-    def _adopt_all(self, drops: Sequence[InboxEntry]) -> bool:
-        """The drops of one queue, in their order; whether any was adopted. What must wait lets no other overtake it."""
-        if drops[0].incarnation not in self._queues:
-            removed = [self._do(drop, self._adopt) for drop in drops]
+    def _adopt_writes(self, writes: Sequence[InboxEntry]) -> bool:
+        """Adopt the writes of one queue in order; gives whether any was adopted. Later writes wait for one that must wait."""
+        if writes[0].incarnation not in self._queues:
+            removed = [self._attempt(write, self._adopt) for write in writes]
             return any(removed)
-        for drop in drops:
-            known = drop.label in self._manifests or self._do(drop, self._read_manifest)
-            if not known and drop.label not in self._refused:
-                return False  # it may be the first
+        for write in writes:
+            known = write.label in self._manifests or self._attempt(write, self._read_manifest)
+            if not known and write.label not in self._refused:
+                return False  # it may be the first in the order
         adopted, held_up = False, set()
-        for drop in self._in_order([drop for drop in drops if drop.label in self._manifests]):
-            source = self._manifests[drop.label].source
+        for write in self._adoption_order([write for write in writes if write.label in self._manifests]):
+            source = self._manifests[write.label].source
             if source in held_up:
                 continue
-            if self._do(drop, self._adopt):
+            if self._attempt(write, self._adopt):
                 adopted = True
-            elif drop.label not in self._refused or self._begun(drop):
+            elif write.label not in self._refused or self._is_unfinished(write):
                 break
             else:
-                held_up.add(source)  # once a later one is in, it never can be: somebody must decide
+                held_up.add(source)  # once a later write of the source is adopted, this one never can be
         return adopted
 
-    def _in_order(self, drops: Sequence[InboxEntry]) -> list[InboxEntry]:
-        """One that was begun first; then as they were written, but those of a source by number."""
+    def _adoption_order(self, writes: Sequence[InboxEntry]) -> list[InboxEntry]:
+        """An unfinished write first; then by the time of writing, but those of one source by number."""
         manifests = self._manifests
         by_number: dict[str, list[InboxEntry]] = {}
-        for drop in sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].number), reverse=True):
-            by_number.setdefault(manifests[drop.label].source, []).append(drop)
-        by_age = sorted(drops, key=lambda drop: (not self._begun(drop), manifests[drop.label].began_at, drop.label))
-        return [by_number[manifests[drop.label].source].pop() for drop in by_age]
+        for write in sorted(writes, key=lambda write: (not self._is_unfinished(write), manifests[write.label].number), reverse=True):
+            by_number.setdefault(manifests[write.label].source, []).append(write)
+        by_age = sorted(writes, key=lambda write: (not self._is_unfinished(write), manifests[write.label].began_at, write.label))
+        return [by_number[manifests[write.label].source].pop() for write in by_age]
 
-    def _read_manifest(self, drop: InboxEntry) -> None:
-        self._manifests[drop.label] = self._inbox.manifest(drop)
+    def _read_manifest(self, write: InboxEntry) -> None:
+        self._manifests[write.label] = self._inbox.manifest(write)
 
-    def _begun(self, drop: InboxEntry) -> bool:
-        """Whether it is the one that is to be finished before any other."""
+    def _is_unfinished(self, write: InboxEntry) -> bool:
+        """Whether its adoption was begun and must be finished before any other."""
         try:
-            return self._broker.entry(drop.incarnation).unfinished == drop.name
+            return self._broker.entry(write.incarnation).unfinished == write.name
         except QueueNotFound:
             return False
 
-    def _adopt(self, drop: InboxEntry) -> None:
+    def _adopt(self, write: InboxEntry) -> None:
         try:
-            self._take_in(drop)
+            self._adopt_items(write)
         except QueueNotFound:
-            if drop.incarnation in self._queues:  # it is still being opened
-                raise QueueBusy(f"the queue of {drop.label} is not open yet; try again in a moment") from None
-            _log.warning("the queue that %s was written for is deleted, so it is removed", drop.label)
-        self._inbox.remove(drop)
+            if write.incarnation in self._queues:  # the queue is being opened
+                raise QueueBusy(f"the queue of {write.label} is not open yet; try again in a moment") from None
+            _log.warning("the queue that %s was written for is deleted, so it is removed", write.label)
+        self._inbox.remove(write)
 
-    def _take_in(self, drop: InboxEntry) -> None:
-        entry = self._broker.entry(drop.incarnation)
-        manifest = self._manifests[drop.label]
-        if manifest.number <= entry.adopted.get(manifest.source, 0):
+    def _adopt_items(self, write: InboxEntry) -> None:
+        queue = self._broker.entry(write.incarnation)
+        manifest = self._manifests[write.label]
+        if manifest.number <= queue.adopted.get(manifest.source, 0):
             return
-        if drop.name in entry.adopting and not self._begun(drop):  # it was moved away, and has come back
+        if write.name in queue.adopting and not self._is_unfinished(write):  # the file was moved away and has come back
             raise CorruptLog(
-                f"a part of the drop {drop.label} was adopted, and other drops since, so nobody can say which part; "
+                f"a part of the write {write.label} was adopted, and other writes since, so nobody can say which part; "
                 "move it away and write again what is missing"
             )
-        if drop.label not in self._whole:
-            self._look_through(drop, manifest)
+        if write.label not in self._validated:
+            self._validate(write, manifest)
         with self._broker.changing_catalog():
-            first = self._broker.catalog.begin_adoption(drop.incarnation, drop.name) * CHUNKS + 1
-        for sequence, batch in enumerate(self._chunks(drop, manifest), first):
+            first = self._broker.catalog.begin_adoption(write.incarnation, write.name) * CHUNKS + 1
+        for sequence, batch in enumerate(self._chunks(write, manifest), first):
             self._between_chunks()
-            self._produce(drop.incarnation, batch, sequence)
+            self._produce(write.incarnation, batch, sequence)
         with self._broker.changing_catalog():
             self._broker.catalog.end_adoption(
-                drop.incarnation, drop.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
+                write.incarnation, write.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
             )
 
     def _between_chunks(self) -> None:
-        """Between two chunks: is it time for something else?"""
+        """Between two chunks: stop if the broker closes or the time is over, and do remote operations now and then."""
         if self._ended.is_set():
-            raise BrokerClosed("the broker is being closed; the rest of the drop is adopted when it is opened again")
-        if self._time_is_over():
+            raise BrokerClosed("the broker is being closed; the rest of the write is adopted when it is opened again")
+        if self._out_of_time():
             raise TimeLimitReached
-        if self._clock.read().elapsed >= self._looked_at + ERRANDS_EVERY:
-            self._do_errands(self._waiting())
+        if self._clock.read().elapsed >= self._operations_read_at + OPERATIONS_EVERY:
+            self._run_operations(self._waiting())
 
-    def _look_through(self, drop: InboxEntry, manifest: WriteManifest) -> None:
-        """All of it can be taken, or nothing is."""
-        for batch in self._chunks(drop, manifest):
+    def _validate(self, write: InboxEntry, manifest: WriteManifest) -> None:
+        """Check that all items of a write are valid; CorruptLog when not, before any is adopted."""
+        for batch in self._chunks(write, manifest):
             self._between_chunks()
             try:
                 validate(batch)
             except InvalidRequest as error:
-                raise CorruptLog(f"the drop {drop.label} holds what no queue takes ({error}); move it away and write it again") from error
-        self._whole.add(drop.label)
+                raise CorruptLog(
+                    f"the write {write.label} holds items that no queue takes ({error}); move it away and write it again"
+                ) from error
+        self._validated.add(write.label)
 
-    def _chunks(self, drop: InboxEntry, manifest: WriteManifest) -> Iterator[Batch]:
-        """Every frame of a drop; CorruptLog as soon as it shows not to be what was published."""
+    def _chunks(self, write: InboxEntry, manifest: WriteManifest) -> Iterator[Batch]:
+        """The items of a write, frame by frame; CorruptLog where it is not as it was published."""
         for part in manifest.parts:
-            if not part.frames and not part.items:  # of which no file was made
+            if not part.frames and not part.items:  # it has no file
                 continue
             frames, items = 0, 0
-            for frame in self._inbox.frames(drop, part):
+            for frame in self._inbox.frames(write, part):
                 try:
                     batch = FrameColumns(frame).batch()
-                except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # whole, but not made as a frame is
+                except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # a valid checksum, invalid content
                     raise CorruptLog(
-                        f"part {part.name} of {drop.label} cannot be understood ({error}); move the drop away and write it again"
+                        f"part {part.name} of {write.label} cannot be understood ({error}); move it away and write it again"
                     ) from error
                 yield batch
                 frames, items = frames + 1, items + len(batch)
             if (frames, items) != (part.frames, part.items):
-                what = (
-                    f"part {part.name} of {drop.label} holds {items} items in {frames} frames and should hold {part.items} in {part.frames}"
-                )
-                raise CorruptLog(f"{what}; move the drop away and write it again")
+                held = f"part {part.name} of {write.label} holds {items} items in {frames} frames"
+                raise CorruptLog(f"{held} and should hold {part.items} in {part.frames}; move it away and write it again")
 
     def _produce(self, incarnation: int, batch: Batch, sequence: int) -> None:
         name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
-        for one in self._broker.run_request(incarnation, ProduceRequest(batch, name, sequence=sequence)):
-            if one.refused is not None:
-                raise one.refused.error()
+        for part in self._broker.run_request(incarnation, ProduceRequest(batch, name, sequence=sequence)):
+            if part.refused is not None:
+                raise part.refused.error()
 
 
 def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:
-    """Let a staged write become a drop."""
+    """Publish a staged write; False when the same write was published before and still waits."""
     return inbox.publish(asked.write, asked.queue, WriteManifest([*asked.parts], asked.source, asked.number))
 
 
 def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindWrite) -> WriteState:
-    """What became of a write. The inbox is asked first: what waits there no more is in the catalog by then."""
+    """The state of a write. The inbox is read before the catalog, which then has a write adopted in between."""
     if inbox.is_pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
     return "adopted" if entry_of(asked.queue).adopted.get(asked.source, 0) >= asked.number else "unknown"
 
 
-def _left_alone(operation: Operation[Any], name: str) -> Operation[Any]:
-    """An errand as it is done: it does not wait, for others would wait with it; and done twice, after a crash, it adds nothing twice."""
+def _prepared(operation: Operation[Any], name: str) -> Operation[Any]:
+    """A remote operation that does not wait, because other entries would wait with it.
+
+    It gets a request id made from its name, so that doing it again after a crash changes nothing more.
+    """
     if hasattr(operation, "wait"):
         operation.wait = 0
     if getattr(operation, "request", name) is None:
@@ -397,8 +404,8 @@ def _left_alone(operation: Operation[Any], name: str) -> Operation[Any]:
     return operation
 
 
-def _understood(raw: bytes) -> RemoteOperation:
+def _decoded(raw: bytes) -> RemoteOperation:
     try:
         return msgspec.msgpack.decode(raw, type=RemoteOperation)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the errand cannot be understood ({error}); use the same Penstock on both sides") from error
+        raise InvalidRequest(f"the remote operation cannot be understood ({error}); use the same Penstock on both sides") from error

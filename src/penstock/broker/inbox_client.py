@@ -1,8 +1,8 @@
-"""A broker that another process owns: looked at beside it, and asked through its inbox.
+"""The client of a broker that another process owns.
 
-Owns: `InboxClient`, the home of Spark's driver and tasks. Queries are answered from what is published, as it is at the moment of the
-call; a staged write is published without the owner; any other operation is put into the inbox as bytes, and the owner does it in a moment,
-or whoever opens the broker next (broker/inbox.py). It holds no lock.
+Owns: `InboxClient`, the home of Spark's driver and tasks. It answers queries from a snapshot of the present published
+state, and publishes a staged write without the owner. Any other operation it puts into the inbox as bytes; the owner
+does it soon, or the next process that opens the broker (broker/inbox.py). It holds no lock.
 """
 
 import os
@@ -36,20 +36,22 @@ from penstock.operations import (
 from penstock.reports import StreamGrant
 from penstock.rules.routing import digest
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.threads import InterruptSafePool
 
 POLL_SECONDS = 0.005
-LOOK_SECONDS = 0.05
+"""How often an answer is looked for."""
+REFRESH_SECONDS = 0.05
+"""How often new items are looked for."""
 SUBMITTED = 4
-"""Threads for operations that are submitted; begun when there are any."""
+"""Threads for submitted operations; started when there are any."""
 
 
 class InboxClient:
     """A broker's directory, from a process that does not own it."""
 
     def __init__(self, store: ReadStore, clock: Clock, timeout: int = TIMEOUT, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """timeout: how long an answer of the owner is waited for. meanwhile: called again and again while it is."""
+        """timeout: how long to wait for an answer of the owner. meanwhile: called repeatedly while waiting."""
         self.clock = clock
         self.timeout = timeout
         self._store = store
@@ -63,23 +65,23 @@ class InboxClient:
         return cls(open_read_only(target, files=files), clock or SystemClock(), **options)
 
     def call(self, operation: Operation[A], /) -> A:
-        """Where no answer comes in time: StorageFailed if the operation was still there to be taken back, else OutcomeUnknown."""
-        self._usable()
-        answer = _OWN.get(type(operation))
+        """When no answer comes in time: StorageFailed if the operation could be withdrawn, else OutcomeUnknown."""
+        self._check_open()
+        answer = _CLIENT_HANDLERS.get(type(operation))
         if answer is not None:
             found: A = answer(self, operation)
             return found
         return self._snapshot().call(operation) if isinstance(operation, Query) else self._ask(operation)
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        """Without `done` it is in the inbox durably when this returns, and nobody waits for the owner."""
-        self._usable()
+        """Without `done` the operation is durable in the inbox when this returns, and no thread waits for the owner."""
+        self._check_open()
         if done is not None:
             tell = done
             self._pool.submit(lambda: tell(self._outcome(operation)))
             return lambda: None
         name = _name(operation)
-        self._store.inbox.put_operation(operation.queue, name, _errand(operation, answer=False))
+        self._store.inbox.put_operation(operation.queue, name, _encoded(operation, answer=False))
         return lambda: self._store.inbox.withdraw_operation(operation.queue, name)
 
     def _outcome(self, operation: Operation[Any]) -> Any:
@@ -88,10 +90,10 @@ class InboxClient:
         except PenstockError as error:
             return error
 
-    def keep(self, queue: int, partition: int, lease: int, /) -> None:
-        raise StorageFailed(f"{self._store.name} is owned by another process, which does not keep leases for this one; extend them")
+    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+        raise InvalidRequest(f"another process owns {self._store.name}, and it does not extend leases of this one; extend them here")
 
-    let_go = keep
+    stop_extending = auto_extend
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         return self._snapshot(refresh=False).log(queue, partition)
@@ -99,27 +101,27 @@ class InboxClient:
     def staging(self) -> Staging:
         return self._store.inbox
 
-    def _publish(self, asked: PublishWrite) -> bool:
-        """Done without the owner: it adopts what it finds."""
-        return publish_write(self._store.inbox, asked)
+    def _publish(self, operation: PublishWrite) -> bool:
+        """Publish without the owner, which adopts the write later."""
+        return publish_write(self._store.inbox, operation)
 
-    def _find_write(self, asked: FindWrite) -> WriteState:
-        """The inbox is looked into before the catalog is read: what was adopted in between is in the one or the other."""
-        return write_state(self._store.inbox, lambda queue: self._snapshot().entry(queue), asked)
+    def _find_write(self, operation: FindWrite) -> WriteState:
+        """The inbox is read before the catalog: a write that is adopted in between is then found in the catalog."""
+        return write_state(self._store.inbox, lambda queue: self._snapshot().entry(queue), operation)
 
-    def _grant(self, asked: ReadGrant) -> StreamGrant:
-        return read_grant(self._store.inbox, asked)
+    def _grant(self, operation: ReadGrant) -> StreamGrant:
+        return read_grant(self._store.inbox, operation)
 
-    def _await(self, asked: AwaitItems) -> bool:
-        """Nobody tells when something new is published: it is looked for."""
-        deadline = self.clock.read().elapsed + asked.wait
-        while not (found := self._snapshot().call(asked)) and self.clock.read().elapsed < deadline:
-            Event().wait(LOOK_SECONDS)
+    def _await(self, operation: AwaitItems) -> bool:
+        """Refresh the snapshot until there are items: the owner does not notify other processes."""
+        deadline = self.clock.read().elapsed + operation.wait
+        while not (found := self._snapshot().call(operation)) and self.clock.read().elapsed < deadline:
+            Event().wait(REFRESH_SECONDS)
         return found
 
-    def _usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
-            raise BrokerClosed("this view of the broker is closed; open it again")
+            raise BrokerClosed("this client of the broker is closed; open it again")
 
     def close(self) -> None:
         self._closed = True
@@ -143,7 +145,7 @@ class InboxClient:
     def _ask(self, operation: Operation[A]) -> A:
         inbox, queue, name = self._store.inbox, operation.queue, f"{type(operation).__name__}-{os.urandom(8).hex()}"
         deadline = self.clock.read().elapsed + self.timeout
-        inbox.put_operation(queue, name, _errand(operation, answer=True))
+        inbox.put_operation(queue, name, _encoded(operation, answer=True))
         while (raw := inbox.blob(queue, name)) is None:
             if self.clock.read().elapsed > deadline:
                 raw = self._last_look(queue, name)
@@ -158,6 +160,7 @@ class InboxClient:
         return answer
 
     def _last_look(self, queue: int, name: str) -> bytes:
+        """After the timeout: withdraw the operation, give an answer that has just come, or raise."""
         inbox, owner = self._store.inbox, self._store.name
         waits = any((one.incarnation, one.name, one.is_operation) == (queue, name, True) for one in inbox.waiting())
         inbox.withdraw_operation(queue, name)
@@ -172,20 +175,20 @@ class InboxClient:
         )
 
 
-def _errand(operation: Operation[Any], answer: bool) -> bytes:
+def _encoded(operation: Operation[Any], answer: bool) -> bytes:
     return msgspec.msgpack.encode(RemoteOperation(msgspec.Raw(operations.encode(operation)), answer))
 
 
 def _name(operation: Operation[Any]) -> str:
-    """The same for operations of which a newer one takes the place of an older one that still waits."""
-    told = [repr(getattr(operation, field)) for field in operation.supersede_fields] or [os.urandom(8).hex()]
-    return f"{type(operation).__name__}-{digest(b'errand', *(one.encode() for one in told)).hex()}"
+    """The name in the inbox; the same for operations of which a newer one replaces one that still waits."""
+    values = [repr(getattr(operation, field)) for field in operation.supersede_fields] or [os.urandom(8).hex()]
+    return f"{type(operation).__name__}-{digest(b'errand', *(value.encode() for value in values)).hex()}"
 
 
-_OWN: dict[type[Operation[Any]], Callable[[InboxClient, Any], Any]] = {
+_CLIENT_HANDLERS: dict[type[Operation[Any]], Callable[[InboxClient, Any], Any]] = {
     PublishWrite: InboxClient._publish,
     FindWrite: InboxClient._find_write,
     ReadGrant: InboxClient._grant,
     AwaitItems: InboxClient._await,
 }
-"""What is answered in another way than by a snapshot or by the owner."""
+"""Operations that neither a snapshot nor the owner answers."""

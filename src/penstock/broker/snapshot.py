@@ -1,10 +1,10 @@
-"""A broker's directory as it can be seen without owning it.
+"""A read-only view of a broker's directory, beside an owner or without one.
 
-Owns: `Snapshot`, a home that answers queries. It takes no lock and writes nothing, whether or not an owner is at work meanwhile: the
-catalog and the partitions are replayed from what is published. Any other operation is refused. A queue's partitions are read when the queue
-is first asked about, and stand still then until `refresh`; each stands where it was published last, so that of items on their way from
-one to another one may see both ends or none.
-What an owner has not synced yet is not there: the newest leases, where nothing else happened since. Sizes are those of the moment.
+Owns: `Snapshot`, a home that answers queries and refuses every other operation. It takes no lock and writes nothing: it
+replays the catalog and the partitions up to their published positions. The partitions of a queue are read at the first
+query about it and do not change until `refresh`. Each partition has its own published position: an item that is being
+transferred may be seen in both partitions, or in neither.
+Records that the owner has not synced yet are missing, for example the newest leases. Sizes are those of the moment.
 Single-threaded.
 """
 
@@ -36,9 +36,8 @@ from penstock.operations import (
     ReadGrant,
     ReadHistory,
     ReadSlotMap,
-    WriteState,
 )
-from penstock.reports import ItemEvent, ItemExplanation, QueueDescription, StreamGrant, describe_queue
+from penstock.reports import ItemEvent, QueueDescription, describe_queue
 from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
 from penstock.rules.events import Event
 from penstock.rules.state import State
@@ -48,15 +47,15 @@ from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, Pens
 
 
 class SnapshotPartition:
-    """A partition that is read, or what is wrong with it."""
+    """A partition that is only read, or the error that prevents it."""
 
-    def __init__(self, number: int, open_it: Callable[[int], PartitionReader]) -> None:
+    def __init__(self, number: int, open_reader: Callable[[int], PartitionReader]) -> None:
         self.number = number
         self.error: PenstockError | None = None
         self.slow = self.closed = False
         self.summary: Summary | None = None
         self._reader: PartitionReader | None = None
-        self._open_it = open_it
+        self._open_reader = open_reader
         self.refresh()
 
     @property
@@ -79,10 +78,10 @@ class SnapshotPartition:
         return self.usable_partition.state
 
     def refresh(self) -> None:
-        """Go on to what is published now; whether or not that worked is in `error`."""
+        """Read on to the published position; a failure is kept in `error`."""
         try:
             if self._reader is None:
-                self._reader = self._open_it(self.number)
+                self._reader = self._open_reader(self.number)
             else:
                 self._reader.refresh()
             self.error = None
@@ -94,40 +93,40 @@ class SnapshotPartition:
             self._reader.close()
 
     def __repr__(self) -> str:
-        return f"ReadMember({self.number}, {self.error or self._reader})"
+        return f"SnapshotPartition({self.number}, {self.error or self._reader})"
 
 
 class SnapshotQueue:
-    """A queue that is read."""
+    """A queue that is only read."""
 
-    def __init__(self, entry: QueueEntry, open_it: Callable[[int], PartitionReader]) -> None:
+    def __init__(self, entry: QueueEntry, open_reader: Callable[[int], PartitionReader]) -> None:
         self.name = entry.name
         self.incarnation = entry.incarnation
         self.active: Sequence[int] = ()
         self.handles: dict[int, SnapshotPartition] = {}
-        self._open_it = open_it
-        self.shape(entry)
+        self._open_reader = open_reader
+        self.set_partitions(entry)
 
-    def shape(self, entry: QueueEntry) -> None:
-        """It has the partitions that the catalog says."""
+    def set_partitions(self, entry: QueueEntry) -> None:
+        """Open the partitions that the catalog names."""
         self.active = entry.active
         for number in sorted([*entry.active, *entry.retired]):
             if number not in self.handles:
-                self.handles[number] = SnapshotPartition(number, self._open_it)
+                self.handles[number] = SnapshotPartition(number, self._open_reader)
 
     def usable(self) -> Iterator[SnapshotPartition]:
-        return (member for member in self.handles.values() if member.is_usable)
+        return (partition for partition in self.handles.values() if partition.is_usable)
 
-    def touch(self, member: Any, /) -> None:
-        """There is no turn."""
+    def touch(self, partition: Any, /) -> None:
+        """Does nothing: a snapshot has no turns."""
 
     def close(self) -> None:
-        for member in self.handles.values():
-            member.close()
+        for partition in self.handles.values():
+            partition.close()
 
 
 class Snapshot:
-    """Queues of a directory, to be looked at."""
+    """The queues of a directory, as they were published."""
 
     def __init__(self, store: ReadStore, clock: Clock) -> None:
         self.clock = clock
@@ -141,15 +140,15 @@ class Snapshot:
 
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None) -> "Snapshot":
-        """Look at a directory, or several storage roots of one broker."""
+        """Open a directory, or several storage roots of one broker."""
         return cls(open_read_only(target, files=files), clock or SystemClock())
 
     # -- operations ----------------------------------------------------------------------------------
 
     def call(self, operation: Operation[A], /) -> A:
-        self._usable()
+        self._check_open()
         kind = type(operation)
-        own = _OWN.get(kind)
+        own = _SNAPSHOT_HANDLERS.get(kind)
         if own is not None and not (isinstance(operation, ExplainItem) and not operation.follow):
             found: A = own(self, operation)
             return found
@@ -159,7 +158,7 @@ class Snapshot:
         raise InvalidRequest(f"read-only; {kind.__name__} is for the owner of {self._store.name}: ask its broker")
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        """The answer is there before this returns."""
+        """`done` is called before this returns."""
         try:
             found: Any = self.call(operation)
         except PenstockError as error:
@@ -168,14 +167,14 @@ class Snapshot:
             done(found)
         return lambda: None
 
-    def keep(self, queue: int, partition: int, lease: int, /) -> None:
-        raise InvalidRequest(f"read-only; leases are kept by the owner of {self._store.name}: ask its broker")
+    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+        raise InvalidRequest(f"read-only; only the owner of {self._store.name} extends leases: ask its broker")
 
-    let_go = keep
+    stop_extending = auto_extend
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
-        """The log of a partition as far as it is published now, which may be further than what was read of it."""
-        self._usable()
+        """The log of a partition up to its present published position, perhaps beyond that of this snapshot."""
+        self._check_open()
         try:
             return self._store.reader(queue, partition)
         except CorruptLog:
@@ -186,57 +185,47 @@ class Snapshot:
     def staging(self) -> Staging:
         return self._store.inbox
 
-    def _find(self, asked: FindQueue) -> QueueDescription:
-        return describe_queue(entry_by_name(self._catalog, asked.name))
+    def _find(self, operation: FindQueue) -> QueueDescription:
+        return describe_queue(entry_by_name(self._catalog, operation.name))
 
-    def _list(self, asked: ListQueues) -> list[QueueDescription]:
-        found = sorted(name for name in self._catalog.names if name.startswith(asked.prefix) and name > asked.after)
-        return [describe_queue(self._catalog.names[name]) for name in found[: asked.limit]]
+    def _list(self, operation: ListQueues) -> list[QueueDescription]:
+        found = sorted(name for name in self._catalog.names if name.startswith(operation.prefix) and name > operation.after)
+        return [describe_queue(self._catalog.names[name]) for name in found[: operation.limit]]
 
-    def _slot_map(self, asked: ReadSlotMap) -> bytes:
-        return self.entry(asked.queue).map.pack()
-
-    def _explain(self, asked: ExplainItem) -> ItemExplanation:
-        return trace.explain(self, asked)
-
-    def _history(self, asked: ReadHistory) -> list[ItemEvent]:
-        return trace.history(self, asked, self._name_of, lambda place: self._reader(place.queue, place.partition).sequence + 1)
+    def _history(self, operation: ReadHistory) -> list[ItemEvent]:
+        return trace.history(self, operation, self._name_of, lambda at: self._reader(at.queue, at.partition).sequence + 1)
 
     def _name_of(self, incarnation: int) -> str | None:
         entry = self._catalog.entries.get(incarnation)
         return entry.name if entry is not None else None
 
-    def _find_write(self, asked: FindWrite) -> WriteState:
-        return write_state(self._store.inbox, self.entry, asked)
-
-    def _grant(self, asked: ReadGrant) -> StreamGrant:
-        return read_grant(self._store.inbox, asked)
-
-    def _await(self, asked: AwaitItems) -> bool:
-        """Nothing comes to a snapshot: what is there is there at once."""
-        members = self._queue(asked.queue).handles.values()
-        return any(member.is_usable and member.state.next_offset > asked.start.get(member.number, 0) for member in members)
+    def _await(self, operation: AwaitItems) -> bool:
+        """Answers at once: a snapshot gets no new items."""
+        partitions = self._queue(operation.queue).handles.values()
+        return any(
+            partition.is_usable and partition.state.next_offset > operation.start.get(partition.number, 0) for partition in partitions
+        )
 
     def events(self, incarnation: int, partition: int, start_sequence: int = 0) -> Iterator[Event]:
-        """Everything that happened to the items of a partition, as far back as its log is kept."""
+        """The events of the items of a partition, as far back as its log is retained."""
         stop = self._reader(incarnation, partition).sequence + 1
         with closing(self.log(incarnation, partition)) as log:
             yield from events(log, start_sequence, stop)
 
-    # -- going on, and the end -----------------------------------------------------------------------
+    # -- refresh and close ---------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Go on to what is published now."""
-        self._usable()
+        """Read on to the present published positions."""
+        self._check_open()
         self._read_catalog()
         for incarnation, queue in [*self._queues.items()]:
             entry = self._catalog.entries.get(incarnation)
             if entry is None:
                 self._queues.pop(incarnation).close()
                 continue
-            for member in queue.handles.values():
-                member.refresh()
-            queue.shape(entry)
+            for partition in queue.handles.values():
+                partition.refresh()
+            queue.set_partitions(entry)
 
     def close(self) -> None:
         self._closed = True
@@ -256,7 +245,7 @@ class Snapshot:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosed("the snapshot is closed; open it again")
 
@@ -269,7 +258,7 @@ class Snapshot:
         return self._queues[incarnation]
 
     def entry(self, incarnation: int) -> QueueEntry:
-        """What the catalog says of a queue."""
+        """The catalog's entry of a queue; QueueNotFound when it was deleted."""
         entry = self._catalog.entries.get(incarnation)
         if entry is None:
             raise _gone()
@@ -282,7 +271,7 @@ class Snapshot:
         return queue.handles[partition].usable_partition
 
     def _read_catalog(self) -> None:
-        """Read the catalog on, or, where that is not possible, anew."""
+        """Read the new records of the catalog; where they do not follow on, read it from its beginning."""
         sequence, self._sequence = self._sequence, 0
         found = [*self._log.frames(sequence)] if sequence else []
         if not sequence or any(isinstance(one, Gap) for one in found):
@@ -292,16 +281,16 @@ class Snapshot:
 
 
 def _gone() -> QueueNotFound:
-    return QueueNotFound("the queue was deleted (perhaps created anew since); ask for it by name")
+    return QueueNotFound("the queue was deleted (and perhaps created again since); find it by name")
 
 
-_OWN: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
+_SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
     FindQueue: Snapshot._find,
     ListQueues: Snapshot._list,
-    ReadSlotMap: Snapshot._slot_map,
-    ExplainItem: Snapshot._explain,
+    ReadSlotMap: lambda snapshot, operation: snapshot.entry(operation.queue).map.pack(),
+    ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
-    FindWrite: Snapshot._find_write,
-    ReadGrant: Snapshot._grant,
+    FindWrite: lambda snapshot, operation: write_state(snapshot._store.inbox, snapshot.entry, operation),
+    ReadGrant: lambda snapshot, operation: read_grant(snapshot._store.inbox, operation),
     AwaitItems: Snapshot._await,
 }

@@ -1,8 +1,9 @@
-"""Streams that consume queues from outside of the owner's process and read what they are granted by themselves (ADR 15).
+"""Streams outside the owner's process that consume a queue (ADR 15): the owner's side.
 
-Owns: `StreamCoordinator`: the owner's side, and the right to consume a queue alone. A stream has that right for as long as it says so. It asks for
-grants, one after the other; a grant is a set of leases under its name, kept as a note in the inbox, where it is found by its number.
-Whoever asks for the next one has committed all before it: those are completed first.
+Owns: `StreamCoordinator`, which gives consumer rights and grants. A stream has the consumer right of a queue for as
+long as it renews it. It takes one grant after the other. A grant is a set of leases in the stream's name; it is kept as a
+blob in the inbox, under its number, and the stream reads the items from the log itself.
+A stream that takes the next grant has committed all grants before it: these are completed first.
 """
 
 import threading
@@ -32,13 +33,13 @@ from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_GRANT, check_l
 
 P = ParamSpec("P")
 R = TypeVar("R")
-HOLDER = "spark:"
-RUNS = 16
-"""Of a stream so many runs are known apart."""
+HOLDER_PREFIX = "spark:"
+MAX_RUNS = 16
+"""How many runs of one stream are remembered."""
 
 
 class StreamOwner(Protocol):
-    """What streams need of their broker."""
+    """What the coordinator needs of its broker."""
 
     clock: Clock
     catalog: Catalog
@@ -49,134 +50,140 @@ class StreamOwner(Protocol):
     def changing_catalog(self) -> AbstractContextManager[None]: ...
 
 
-def _one_at_a_time(method: "Callable[Concatenate[StreamCoordinator, P], R]") -> "Callable[Concatenate[StreamCoordinator, P], R]":
-    """A method that waits for others of the same object."""
+def _locked(method: "Callable[Concatenate[StreamCoordinator, P], R]") -> "Callable[Concatenate[StreamCoordinator, P], R]":
+    """Make a method hold the coordinator's lock."""
 
     def run(self: "StreamCoordinator", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._using:
+        with self._lock:
             return method(self, *args, **kwargs)
 
     return run
 
 
 class StreamCoordinator:
-    """Streams that consume queues of this broker."""
+    """Gives consumer rights and grants to the streams that consume queues of one broker."""
 
     def __init__(self, inbox: Inbox, broker: StreamOwner) -> None:
         self._inbox = inbox
         self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
-        """Of each stream the runs that were heard of, the newest last: an old process may end after its successor has begun."""
-        self._using = threading.RLock()
-        """One operation at a time: grants are read, changed and kept."""
-        self._held: dict[int, int] = {}
-        """Incarnations of queues whose consumer right somebody has, and when it ends (elapsed)."""
+        """(queue, stream) → its known runs, the newest last: an old process may end after its successor has begun."""
+        self._lock = threading.RLock()
+        """Held during each operation: grants are read, changed and saved."""
+        self._right_ends_at: dict[int, int] = {}
+        """Queue (incarnation) → when its consumer right ends (elapsed)."""
 
-    # -- the right to consume ------------------------------------------------------------------------
+    # -- consumer rights -----------------------------------------------------------------------------
 
-    def restore_exclusive_consumers(self) -> None:
-        """Whoever had a right when the broker was closed is given the time to say so again."""
+    def restore_consumer_rights(self) -> None:
+        """At opening: every holder in the catalog has the whole timeout to renew its right."""
         now = self._now()
-        self._held = {
+        self._right_ends_at = {
             entry.incarnation: now + entry.consumer_right_timeout for entry in self._broker.catalog.entries if entry.consumer_right_holder
         }
 
-    @_one_at_a_time
-    def set_exclusive_consumer(self, incarnation: int, holder: str, timeout: int) -> None:
-        """Give a queue's consumer right to a holder, or ("") to nobody, for so long as it is not renewed; refused while another has it."""
+    @_locked
+    def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
+        """Give the consumer right of a queue to a holder, until the timeout passes without renewal; with holder "" end it.
+
+        QueueHeld while another holder has it.
+        """
         self._broker.run_request(
-            incarnation, FunctionRequest(lambda turns: self._hold(turns, holder, timeout), recorded_elsewhere=True, needs_all_open=False)
+            incarnation,
+            FunctionRequest(lambda engine: self._set_right(engine, holder, timeout), recorded_elsewhere=True, needs_all_open=False),
         )
-        self._held.pop(incarnation, None)
+        self._right_ends_at.pop(incarnation, None)
         if holder:
-            self._held[incarnation] = self._now() + timeout
+            self._right_ends_at[incarnation] = self._now() + timeout
 
-    @_one_at_a_time
-    def expire_exclusive_consumers(self) -> None:
-        """A right whose holder has kept silent for too long is nobody's any more: the next opening must not give it back."""
+    @_locked
+    def expire_consumer_rights(self) -> None:
+        """End the rights that were not renewed in time, also in the catalog, from which an opening restores them."""
         now = self._now()
-        for incarnation in [incarnation for incarnation, until in self._held.items() if until <= now]:
-            with suppress(PenstockError):  # tried again at the next look
+        for incarnation in [incarnation for incarnation, until in self._right_ends_at.items() if until <= now]:
+            with suppress(PenstockError):  # the next call tries again
                 if incarnation in self._broker.catalog.state.entries:
-                    self.set_exclusive_consumer(incarnation, "", 0)
-                self._held.pop(incarnation, None)
+                    self.set_consumer_right(incarnation, "", 0)
+                self._right_ends_at.pop(incarnation, None)
 
-    def _hold(self, turns: QueueEngine, holder: str, timeout: int) -> None:
+    def _set_right(self, engine: QueueEngine, holder: str, timeout: int) -> None:
         if holder:
-            turns.lease_step.check_consumer_right(holder)
+            engine.lease_step.check_consumer_right(holder)
         with self._broker.changing_catalog():
-            self._broker.catalog.set_consumer_right(turns.incarnation, holder, timeout)
-        turns.lease_step.set_consumer_right(holder, timeout)
+            self._broker.catalog.set_consumer_right(engine.incarnation, holder, timeout)
+        engine.lease_step.set_consumer_right(holder, timeout)
 
     # -- operations ----------------------------------------------------------------------------------
 
-    @_one_at_a_time
-    def take(self, asked: TakeGrant) -> GrantAnswer:
-        """Grants up to `done` are committed; give another of up to `want` items (0: none)."""
-        incarnation, stream, done, timeout = asked.queue, asked.stream, asked.done, asked.timeout
-        self._hear(incarnation, stream, asked.run)
-        check_range("want", asked.want, 0, MAX_GRANT)
-        check_range("per_key", asked.per_key, 1, MAX_BATCH_ITEMS)
-        self.set_exclusive_consumer(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
+    @_locked
+    def take(self, operation: TakeGrant) -> GrantAnswer:
+        """Complete the committed grants (up to `done`), and give a new one of up to `want` items (0: none)."""
+        incarnation, stream, done, timeout = operation.queue, operation.stream, operation.done, operation.timeout
+        self._remember_run(incarnation, stream, operation.run)
+        check_range("want", operation.want, 0, MAX_GRANT)
+        check_range("per_key", operation.per_key, 1, MAX_BATCH_ITEMS)
+        self.set_consumer_right(incarnation, HOLDER_PREFIX + stream, check_lease_timeout(timeout, "timeout"))
         grant: StreamGrant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
             if number <= done:
                 self._finish(incarnation, stream, number)
             else:
-                newest, grant = number, self._unread(incarnation, stream, number, timeout)
-        if grant is None and asked.want:
-            grant = self._lease(asked, done + 1)
+                newest, grant = number, self._grant_again(incarnation, stream, number, timeout)
+        if grant is None and operation.want:
+            grant = self._lease(operation, done + 1)
             newest = done + 1
             if grant.leases:
-                self._broker.run_request(
-                    incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False)
-                )  # who reads beside the queue must find them
+                # The stream reads the log from outside: the items must be published.
+                self._broker.run_request(incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False))
                 self._save(incarnation, stream, newest, grant)
         items = grant.items if grant is not None else 0
         return GrantAnswer(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
 
-    @_one_at_a_time
-    def renew(self, asked: RenewStream) -> None:
-        """The stream is at work. With `again` what comes after this grant is handled anew: what was said of it before counts no more."""
-        incarnation, stream, timeout = asked.queue, asked.stream, asked.timeout
-        self._hear(incarnation, stream, asked.run)
-        self.set_exclusive_consumer(incarnation, HOLDER + stream, check_lease_timeout(timeout, "timeout"))
+    @_locked
+    def renew(self, operation: RenewStream) -> None:
+        """Renew the stream's right and leases.
+
+        With `reset_after`, forget the failures reported for grants after that number: their items are handled again.
+        """
+        incarnation, stream, timeout = operation.queue, operation.stream, operation.timeout
+        self._remember_run(incarnation, stream, operation.run)
+        self.set_consumer_right(incarnation, HOLDER_PREFIX + stream, check_lease_timeout(timeout, "timeout"))
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(
             incarnation, SettleRequest("extend", [SettlePart(partition, lease) for partition, lease, _ in leases], timeout=timeout)
         )
-        if asked.reset_after is not None:
+        if operation.reset_after is not None:
             for number, grant in self._grants(incarnation, stream):
-                if number > asked.reset_after and grant.failed and not grant.completed:
+                if number > operation.reset_after and grant.failed and not grant.completed:
                     grant.failed = []
                     self._save(incarnation, stream, number, grant)
 
-    @_one_at_a_time
-    def end(self, asked: EndStream) -> None:
-        """The stream is done, unless another run of it has begun; what it had not committed comes back when its leases end."""
-        incarnation, stream, run = asked.queue, asked.stream, asked.run
+    @_locked
+    def end(self, operation: EndStream) -> None:
+        """End the stream's right, unless a newer run of the stream has begun.
+
+        Items that it has not committed become ready when their leases end.
+        """
+        incarnation, stream, run = operation.queue, operation.stream, operation.run
         newest = self._runs.get((incarnation, stream), [run])[-1]
-        if self._broker.entry(incarnation).consumer_right_holder == HOLDER + stream and run == newest:
-            self.set_exclusive_consumer(incarnation, "", 0)
+        if self._broker.entry(incarnation).consumer_right_holder == HOLDER_PREFIX + stream and run == newest:
+            self.set_consumer_right(incarnation, "", 0)
             self._runs.pop((incarnation, stream), None)
 
-    def grant(self, asked: ReadGrant) -> StreamGrant:
-        return read_grant(self._inbox, asked)
-
-    @_one_at_a_time
-    def fail(self, asked: FailGranted) -> tuple[int, list[tuple[int, int]]]:
-        """Items that were granted and are not completed yet failed; says how many, and which of these items it did not find."""
-        incarnation, action, delay = asked.queue, asked.action, check_range("delay", asked.delay, 0, MAX_DELAY)
-        lots: list[tuple[str, dict[int, RunSet]]] = []
+    @_locked
+    def fail(self, operation: FailGranted) -> tuple[int, list[tuple[int, int]]]:
+        """Mark granted items as failed; gives how many, and the (partition, offset) of those that are in no grant."""
+        incarnation, action, delay = operation.queue, operation.action, check_range("delay", operation.delay, 0, MAX_DELAY)
+        groups: list[tuple[str, dict[int, RunSet]]] = []
         wanted: dict[int, RunSet] = {}
-        for why, chosen in reversed(asked.groups):
-            lot = {partition: RunSet(from_offsets(sorted(set(each)))) for partition, each in chosen.items()}
-            for partition, mine in lot.items():
+        for why, chosen in reversed(operation.groups):
+            group = {partition: RunSet(from_offsets(sorted(set(each)))) for partition, each in chosen.items()}
+            for partition, mine in group.items():
                 known = wanted.setdefault(partition, RunSet())
                 mine.remove_all(known.runs)
                 known.add_all(mine.runs)
-            lots.append((truncate_reason(why), lot))
+            groups.append((truncate_reason(why), group))
         found = {partition: RunSet() for partition in wanted}
         for stream in self._streams(incarnation):
             for number, grant in self._grants(incarnation, stream):
@@ -188,7 +195,7 @@ class StreamCoordinator:
                 for former in grant.failed:
                     left = {partition: RunSet(runs).subtract(common.get(partition, ())) for partition, runs in former.items.items()}
                     former.items = {partition: runs for partition, runs in left.items() if runs}
-                grant.failed += [GrantFailure(action, delay, why, _common(grant, lot)) for why, lot in reversed(lots)]
+                grant.failed += [GrantFailure(action, delay, why, _common(grant, group)) for why, group in reversed(groups)]
                 grant.failed = [failed for failed in grant.failed if failed.items]
                 self._save(incarnation, stream, number, grant)
         missing = [(number, offset) for number in sorted(wanted) for offset in offsets(wanted[number].subtract(found[number].runs))]
@@ -196,30 +203,36 @@ class StreamCoordinator:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _lease(self, asked: TakeGrant, number: int) -> StreamGrant:
-        """Leases, until there is enough or nothing more. Each has a request id: cut off and asked again, the same are given."""
-        grant, stream, per_key = StreamGrant([]), asked.stream, min(asked.per_key, MAX_BATCH_ITEMS)
-        left, round_, ended = asked.want, 1, 0
+    def _lease(self, operation: TakeGrant, number: int) -> StreamGrant:
+        """Lease up to `want` items, in several requests.
+
+        Each has a request id made from the grant's number, so that a repetition after a crash gets the same items.
+        """
+        grant, stream, per_key = StreamGrant([]), operation.stream, min(operation.per_key, MAX_BATCH_ITEMS)
+        left, round_, ended = operation.want, 1, 0
         while left:
             name = digest(b"grant", stream.encode(), *(part.to_bytes(8, "big") for part in (number, round_, ended)))
             request = LeaseRequest(
-                min(left, MAX_BATCH_ITEMS), HOLDER + stream, asked.timeout, per_key, name, self._now(), without_payloads=True
+                min(left, MAX_BATCH_ITEMS), HOLDER_PREFIX + stream, operation.timeout, per_key, name, self._now(), without_payloads=True
             )
             try:
-                handed = self._broker.run_request(asked.queue, request)
-            except LeaseLost:  # cut off before, and away for so long that the items are everybody's again
+                results = self._broker.run_request(operation.queue, request)
+            except LeaseLost:  # repeated after a crash, and the leases of the first time have ended
                 ended += 1
                 continue
-            if not handed:
+            if not results:
                 return grant
-            for one in handed:
+            for one in results:
                 grant.leases.append((one.partition, one.granted.lease, one.granted.runs))
                 left = max(0, left - one.granted.count)
             round_ += 1
         return grant
 
-    def _unread(self, incarnation: int, stream: str, number: int, timeout: int) -> StreamGrant | None:
-        """A grant whose answer did not reach the stream: it is given again, but for items whose leases have ended, which may be others'."""
+    def _grant_again(self, incarnation: int, stream: str, number: int, timeout: int) -> StreamGrant | None:
+        """Give a grant again whose answer did not reach the stream, without the leases that have ended.
+
+        None when all have ended: the items may be leased to another consumer by now.
+        """
         grant = self._grant(incarnation, stream, number)
         parts = [SettlePart(partition, lease) for partition, lease, _ in grant.leases]
         answers = self._settle(incarnation, SettleRequest("extend", parts, timeout=timeout))
@@ -233,9 +246,9 @@ class StreamCoordinator:
         return grant
 
     def _finish(self, incarnation: int, stream: str, number: int) -> None:
-        """A grant is committed: what failed goes back or is buried, all else is done.
+        """Settle a committed grant: retry or bury the failed items, complete the others, remove the blob.
 
-        In a key's line whatever stands behind a retried one comes back with it; behind one that is buried only if that parks its key.
+        Items of the same key behind a retried item come back with it; behind a buried item only if that parks the key.
         """
         grant = self._grant(incarnation, stream, number)
         park = parks_key(self._broker.entry(incarnation).options.policy)
@@ -246,19 +259,22 @@ class StreamCoordinator:
         if not grant.completed:
             self._complete(incarnation, stream, grant)
         if later:
-            grant.completed = True  # noted first: what comes back with a failed one must not be taken for what a lease ended on
+            grant.completed = True  # saved first: a repetition must not complete items that came back with a failed one
             self._save(incarnation, stream, number, grant)
         for failed in later:
             self._fail(incarnation, grant, failed)
         self._inbox.remove_blob(incarnation, grant_name(stream, number))
 
     def _fail(self, incarnation: int, grant: StreamGrant, failed: GrantFailure) -> None:
-        parts = [*_parts(grant, failed.items)]
+        parts = [*_parts_of_items(grant, failed.items)]
         self._settle(incarnation, SettleRequest(failed.action, parts, delay=failed.delay, reason=failed.reason, alone=True))
 
     def _complete(self, incarnation: int, stream: str, grant: StreamGrant) -> None:
-        """What did not fail is done: by its lease, or, where that has ended meanwhile, by right, if nobody has taken it since."""
-        parts = [part for part in _whole(grant) if part.offsets != []]
+        """Complete the items that did not fail.
+
+        Where the lease has ended meanwhile, the items are completed without it, unless they were leased again since.
+        """
+        parts = [part for part in _parts_to_complete(grant) if part.offsets != []]
         lapsed: dict[int, list[int]] = {}
         for part, answer in zip(parts, self._settle(incarnation, SettleRequest("complete", parts)), strict=True):
             if answer is None:
@@ -268,17 +284,18 @@ class StreamCoordinator:
                 lapsed.setdefault(part.partition, []).extend(answer.refused)
         if lapsed:
             self._broker.run_request(
-                incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER + stream))
+                incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER_PREFIX + stream))
             )
 
-    def _hear(self, incarnation: int, stream: str, run: str) -> None:
+    def _remember_run(self, incarnation: int, stream: str, run: str) -> None:
+        """Note a run of a stream; a run that is not known yet is the newest."""
         known = self._runs.setdefault((incarnation, stream), [])
         if run not in known:
             known.append(run)
-            del known[:-RUNS]
+            del known[:-MAX_RUNS]
 
     def _settle(self, incarnation: int, request: SettleRequest) -> list[Settled | None]:
-        """The answer for each part, None where the lease has ended; anything else is raised."""
+        """The answer for each part, None where the lease has ended; any other refusal is raised."""
         answers = self._broker.run_request(incarnation, request) if request.parts else []
         for answer in answers:
             if isinstance(answer, Refused) and answer.code != LeaseLost.code:
@@ -309,21 +326,21 @@ class StreamCoordinator:
 
 
 def grant_name(stream: str, number: int) -> str:
-    """The name of the note in which a grant is kept."""
+    """The name of the blob in which a grant is kept."""
     return f"grant.{stream}.{number:012d}"
 
 
-def read_grant(inbox: Inbox, asked: ReadGrant) -> StreamGrant:
-    """A grant by its number, for the owner and for who was granted it."""
-    raw = inbox.blob(asked.queue, grant_name(asked.stream, asked.number))
+def read_grant(inbox: Inbox, operation: ReadGrant) -> StreamGrant:
+    """A grant by its number; InvalidRequest when it was removed."""
+    raw = inbox.blob(operation.queue, grant_name(operation.stream, operation.number))
     if raw is None:
-        what = f"grant {asked.number} of the stream {asked.stream} is not there (any more)"
+        what = f"grant {operation.number} of the stream {operation.stream} does not exist any more"
         raise InvalidRequest(f"{what}; start the stream with a new checkpoint")
     return msgspec.msgpack.decode(raw, type=StreamGrant)
 
 
-def _whole(grant: StreamGrant) -> list[SettlePart]:
-    """Every lease of a grant, without the items of it that failed."""
+def _parts_to_complete(grant: StreamGrant) -> list[SettlePart]:
+    """Every lease of a grant, without the items that failed."""
     failed: dict[int, RunSet] = {}
     for one in grant.failed:
         for partition, runs in one.items.items():
@@ -337,22 +354,22 @@ def _whole(grant: StreamGrant) -> list[SettlePart]:
     return parts
 
 
-def _parts(grant: StreamGrant, items: Mapping[int, list[int]]) -> Iterator[SettlePart]:
-    """These items by the leases that a grant holds them under."""
+def _parts_of_items(grant: StreamGrant, items: Mapping[int, list[int]]) -> Iterator[SettlePart]:
+    """These items, grouped by the grant's leases that hold them."""
     for partition, lease, runs in grant.leases:
-        found = _both(runs, RunSet(items.get(partition, ())))
+        found = _intersection(runs, RunSet(items.get(partition, ())))
         if found:
             yield SettlePart(partition, lease, offsets(found))
 
 
 def _common(grant: StreamGrant, wanted: Mapping[int, RunSet]) -> dict[int, list[int]]:
-    """Which of the items wanted are in a grant."""
+    """Those of the wanted items that are in a grant: partition → runs."""
     found: dict[int, list[int]] = {}
     for partition, _, runs in grant.leases:
-        if partition in wanted and (common := _both(runs, wanted[partition])):
+        if partition in wanted and (common := _intersection(runs, wanted[partition])):
             found[partition] = RunSet([*found.get(partition, ()), *common]).runs
     return found
 
 
-def _both(runs: list[int], others: RunSet) -> list[int]:
+def _intersection(runs: list[int], others: RunSet) -> list[int]:
     return [edge for start, stop in pairs(runs) for edge in others.within(start, stop)]

@@ -1,6 +1,6 @@
-"""Which home a target names.
+"""Targets that a user gives to open a broker.
 
-Owns: `place_of`, which tells directories and memory from what this version cannot open, and `open_home`.
+Owns: `checked_target`, which refuses targets that this version cannot open, and `open_home`.
 """
 
 import os
@@ -16,7 +16,7 @@ TargetPath: TypeAlias = str | os.PathLike[str]
 
 
 def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None) -> Any:
-    """The target with its further storage roots, as `EmbeddedBroker.open` takes it."""
+    """The target with its further storage roots, for `EmbeddedBroker.open`; InvalidRequest when it cannot be opened."""
     if not isinstance(target, str | os.PathLike) or not isinstance(path := os.fspath(target), str):
         raise InvalidRequest(f"the target is {type(target).__name__}; give the path of a directory, or {MEMORY!r}")
     if not path:
@@ -34,5 +34,8 @@ def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None
 
 
 def open_home(target: TargetPath, *, roots: Sequence[TargetPath | Root] | None = None, **options: Any) -> Home:
-    """The broker of a directory, which is made when it is new, or one in memory. `options` are those of `EmbeddedBroker.open`."""
+    """Open the broker of a directory (created if it is new), or one in memory.
+
+    `options` are those of `EmbeddedBroker.open`.
+    """
     return EmbeddedBroker.open(checked_target(target, roots), **options)

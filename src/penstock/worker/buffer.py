@@ -109,7 +109,7 @@ class WorkerLease:
         False if the lease had already ended, for example because this process was suspended.
         """
         source = self.source
-        source.home.keep(source.incarnation, self.partition, self.number)
+        source.home.auto_extend(source.incarnation, self.partition, self.number)
         if source.now() < self._safe_until:
             return True
         (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))
@@ -117,7 +117,7 @@ class WorkerLease:
 
     def stop_extending(self) -> None:
         """Let the broker stop extending the lease."""
-        self.source.home.let_go(self.source.incarnation, self.partition, self.number)
+        self.source.home.stop_extending(self.source.incarnation, self.partition, self.number)
 
     def __repr__(self) -> str:
         return f"WorkerLease({self.source.name!r}, lease {self.number:#x} of partition {self.partition}, {self.unsettled} unsettled)"
