@@ -69,9 +69,9 @@ def test_when_there_was_nothing_the_owner_is_left_in_peace(queue: Queue, start: 
     assert stream.batch() == -1
     fill(queue, 5)
     assert stream.batch() == -1
-    monkeypatch.setattr(stream.reader, "_quiet_until", 0)
+    monkeypatch.setattr(stream.reader, "_idle_until", 0)
     assert stream.batch() == 5
-    stream.reader._quiet_until = 1 << 62
+    stream.reader._idle_until = 1 << 62
     assert stream.batch() == -1
     assert counts(queue) == (0, 0, 5), "what is committed is said at once"
 
@@ -124,7 +124,7 @@ def test_a_run_of_what_is_available_now_ends_and_lets_go(queue: Queue, start: An
     assert sizes == [20, 20, 10], "what came meanwhile is for the next run"
     assert counts(queue) == (30, 0, 50)
     assert len(queue.lease(1)) == 1
-    assert stream.reader._life is None
+    assert stream.reader._heartbeat is None
     again = start(stream.at, available_now=True)
     assert len(again.all()) == 29
 
@@ -231,7 +231,7 @@ def test_a_second_stream_takes_over_from_one_that_died(queue: Queue, start: Any)
     first, second = start(consumerTimeout=1), start(consumerTimeout=5)
     first.batch()
     first.kill()
-    second.reader._quiet_until = 0
+    second.reader._idle_until = 0
     wait_until(lambda: second.batch() == 20)
 
 

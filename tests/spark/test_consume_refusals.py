@@ -98,7 +98,7 @@ def test_items_that_no_stream_was_given_cannot_be_settled(home: Home, broker: Br
     stream.batch()
     ids, incarnation = sorted(stream.ids), queue.incarnation
     other = int(broker.create_queue("bills").info().incarnation, 16)
-    said = r"are not in the hands of a stream that consumes this queue; name the queue that the stream reads, and settle"
+    said = r"are not leased by a stream that consumes this queue; name the queue that the stream reads, and settle"
     with pytest.raises(InvalidRequest, match=rf"^5 of these items \({', '.join(ids[:3])}, …\) {said}"):
         failed(ids[:5]).settle(home, other, "bury", 0)
     with pytest.raises(InvalidRequest, match=rf"^1 of these items \(2-999\) {said}"):

@@ -206,11 +206,11 @@ def test_a_queue_created_anew_is_refused(spark: "SparkSession", tmp_path: Path, 
 def test_settle_is_told_what_it_cannot_do(spark: "SparkSession", broker_dir: str, broker: Broker) -> None:
     broker.create_queue("orders")
     rows = spark.createDataFrame([("0-1",)], ["id"])
-    with pytest.raises(InvalidRequest, match="there is no column 'id' to settle by; keep it when you select, this has other"):
+    with pytest.raises(InvalidRequest, match="the DataFrame has no column 'id' to settle by; keep it when you select: it has other"):
         penstock.spark.settle(rows.select(F.col("id").alias("other")), broker_dir, "orders")
     with pytest.raises(InvalidRequest, match="there is no way 'drop' to settle; use 'retry' or 'bury'"):
         penstock.spark.settle(rows, broker_dir, "orders", "drop")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not in the hands of a stream that consumes this queue"):
+    with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not leased by a stream that consumes this queue"):
         penstock.spark.settle(rows, broker_dir, "orders")
     assert penstock.spark.settle(rows.where("id is null"), broker_dir, "orders") == 0
 

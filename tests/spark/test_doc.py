@@ -22,7 +22,7 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_every_option_is_there_and_no_other() -> None:
-    assert sorted(row[0] for row in rows("## Options")) == sorted(f"`{proper}`" for proper, _, _ in options._ALL)
+    assert sorted(row[0] for row in rows("## Options")) == sorted(f"`{option.name}`" for option in options.OPTIONS)
 
 
 @pytest.mark.parametrize("name", list(schemas.TABLES))

@@ -213,7 +213,7 @@ def test_what_retention_took_is_refused_or_left_out(spark: SparkSession, tmp_pat
         found = sorted(row.offset for row in read(spark, tmp_path, columns="offset").collect())
         start = found[0]
         assert start > 0 and found == [*range(start, 600)]
-        gone = r"startingOffsets gives partition 0 the offset 0, and retention has taken what is before \d+; give \d+ or more"
+        gone = r"startingOffsets gives partition 0 the offset 0, and retention has removed everything before \d+; give \d+ or more"
         with pytest.raises(PySparkException, match=gone):
             read(spark, tmp_path, startingOffsets='{"0": 0}').collect()
         lax = read(spark, tmp_path, startingOffsets='{"0": 0}', failOnDataLoss=False, columns="offset").collect()

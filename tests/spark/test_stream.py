@@ -173,7 +173,9 @@ def test_retention_passing_a_stream_is_said_in_its_error(spark: "SparkSession", 
             fill(queue, 100, step * 100, size=100)
         resolve(queue, 900)
         assert sum(freed.items for freed in queue.compact()) > 10
-        with pytest.raises(StreamingQueryException, match=r"items 10–\d+ of partition 0 of queue 'orders' went by retention or damage"):
+        with pytest.raises(
+            StreamingQueryException, match=r"items 10–\d+ of partition 0 of queue 'orders' were removed by retention or damage"
+        ):
             sink.drain(stream(spark, broker_dir))
         sink.drain(stream(spark, broker_dir, failOnDataLoss=False))
         assert sink.rows[-1].id == "0-909" and 10 < len(sink.rows) < 910

@@ -60,10 +60,10 @@ def test_events_that_went_before_they_were_read_are_a_loss(broker_dir: str, queu
     queue.compact()
     for again in (stream, StreamRun(broker_dir, start=between, table="events")):
         with pytest.raises(
-            InvalidRequest, match=r"log sequences \d+–\d+ of partition 0 of queue 'orders' went by retention or damage before"
+            InvalidRequest, match=r"log sequences \d+–\d+ of partition 0 of queue 'orders' were removed by retention or damage before"
         ):
             again.batch()
-        with pytest.raises(InvalidRequest, match=r"log sequences 1–\d+ of partition 0 of queue 'orders' went by retention"):
+        with pytest.raises(InvalidRequest, match=r"log sequences 1–\d+ of partition 0 of queue 'orders' were removed by retention"):
             again.between(start, between)
     careless = StreamRun(broker_dir, start=between, table="events", failOnDataLoss=False)
     assert careless.batch() >= 200
@@ -87,7 +87,9 @@ def test_the_earliest_events_are_those_where_the_log_is_whole(broker_dir: str, q
     stream.batch()
     assert stream.rows == strict
     assert batch(broker_dir, table="events", startingTimestamp=0) == strict
-    with pytest.raises(InvalidRequest, match=r"startingOffsets gives partition 0 the offset 1, and retention has taken what is before \d+"):
+    with pytest.raises(
+        InvalidRequest, match=r"startingOffsets gives partition 0 the offset 1, and retention has removed everything before \d+"
+    ):
         batch(broker_dir, table="events", startingOffsets='{"0": 1}')
     assert batch(broker_dir, table="events", startingOffsets='{"0": 1}', failOnDataLoss=False) == lax
 

@@ -62,7 +62,7 @@ def test_latest_is_not_moved_by_a_crash_in_the_first_batch(broker_dir: str, queu
     again = StreamRun(broker_dir, startingOffsets="latest")  # begins later, and repeats the batch that was logged
     assert again.between(again.at, logged) == []
     again.at = logged
-    again.reader._hold = False
+    again.reader._first_empty = False
     assert sorted(again.all()) == sorted(after)
 
 
@@ -98,7 +98,7 @@ def test_it_begins_at_a_time(broker_dir: str, queue: Queue) -> None:
 
 
 def test_a_time_to_come_is_refused(broker_dir: str, queue: Queue) -> None:
-    with pytest.raises(InvalidRequest, match="startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest"):
+    with pytest.raises(InvalidRequest, match="startingTimestamp is in the future; give a time that has passed, or startingOffsets=latest"):
         StreamRun(broker_dir, startingTimestamp=SystemClock().read().wall + 3_600 * SECOND)
 
 
@@ -237,10 +237,10 @@ def test_a_directory_that_is_an_older_copy_is_noticed(broker_dir: str, queue: Qu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"table": "state"}, "table state tells what is now; read it with spark.read"),
-        ({"table": "dead"}, "table dead tells what is now"),
-        ({"endingOffsets": "latest"}, "endingOffsets is given, and a stream has no end; leave it out"),
-        ({"endingTimestamp": "0"}, "endingTimestamp is given, and a stream has no end; leave it out"),
+        ({"table": "state"}, "table state shows only the present state; read it with spark.read"),
+        ({"table": "dead"}, "table dead shows only the present state"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
+        ({"endingTimestamp": "0"}, "endingTimestamp is for spark.read; leave it out"),
         ({"table": "events", "cursor": "c"}, "a cursor counts items, and table events is streamed; leave cursor out"),
         ({"maxItemsPerTrigger": "0"}, "maxItemsPerTrigger is '0'; give a whole number from 1"),
         ({"queue": "nothing"}, "there is no queue 'nothing'"),
@@ -282,8 +282,8 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
         resolve(queue, 900)
         assert sum(freed.items for freed in queue.compact()) > 30
         wrong = (
-            r"items 30–\d+ of partition 0 of queue 'orders' went by retention or damage before this stream read them; "
-            "set failOnDataLoss=false to go on without them, .* give the stream a cursor"
+            r"items 30–\d+ of partition 0 of queue 'orders' were removed by retention or damage before this stream read them; "
+            "set failOnDataLoss=false to continue without them, .* give the stream a cursor"
         )
         for other in (stream, StreamRun(broker_dir, start=start)):
             with pytest.raises(InvalidRequest, match=wrong):
@@ -320,7 +320,7 @@ def test_what_goes_later_is_a_loss_though_there_were_holes(broker_dir: str) -> N
             fill(queue, 50, step, size=100)
         queue.compact()
         assert len(StreamRun(broker_dir).all()) < 600 - 225
-        with pytest.raises(InvalidRequest, match="went by retention or damage"):
+        with pytest.raises(InvalidRequest, match="removed by retention or damage"):
             stream.batch()
 
 
