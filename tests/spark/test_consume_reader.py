@@ -1,7 +1,7 @@
 """What the reader of a stream that consumes tells Spark, on a real broker's directory and without a JVM."""
 
 import os
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -212,6 +212,29 @@ def test_a_stream_that_is_stopped_gives_its_right_back(queue: Queue, start: Any)
     again = start(stream.at)
     again.batch()
     assert queue.stats().completed == 10, "and completed if it comes back in time"
+
+
+def test_stop_does_not_wait_for_a_renewal_without_an_answer(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGTERM the process has a few seconds to give the right back."""
+    fill(queue, 5)
+    stream, called, answered = start(), Event(), Event()
+    stream.batch()
+    stream.reader._heartbeat.end()
+
+    def renew() -> None:
+        called.set()
+        answered.wait()
+
+    stream.reader._heartbeat = Heartbeat(renew, 0.01)
+    assert called.wait(10)
+    monkeypatch.setattr(consuming_reader, "STOP_TIMEOUT_SECONDS", 0.2)
+    stopping = Thread(target=stream.reader.stop)
+    stopping.start()
+    try:
+        wait_until(lambda: not queue.stats().holder)
+    finally:
+        answered.set()
+        stopping.join()
 
 
 def test_a_second_stream_waits_and_is_refused(queue: Queue, start: Any) -> None:

@@ -22,8 +22,7 @@ import penstock
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark import routing
 from penstock.spark.jobs import load as job
-from penstock.spark.jobs import row_mapping
-from penstock.spark.jobs import source_files as source_files
+from penstock.spark.jobs import row_mapping, source_files
 from penstock.spark.jobs.load import LoadResult, load
 from penstock.spark.jobs.progress import to_penstock_error
 from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
@@ -143,8 +142,8 @@ def test_json_without_columns_has_no_payload_column(spark: SparkSession, broker:
     [
         (["a.csv", "b.json"], "several formats .csv, json.; load each"),
         (["a.csv", "b.json", "c.txt"], "several formats .csv, json.; load each"),
-        (["a.csv", "c.txt"], "'c.txt' does not say what it is, and others are csv; leave it out"),
-        (["x/c.txt"], "'c.txt' does not say what it is; give format: parquet, csv, json"),
+        (["a.csv", "c.txt"], "'c.txt' has no known suffix, and others are csv; leave it out"),
+        (["x/c.txt"], "'c.txt' has no known suffix; give format: parquet, csv, json"),
     ],
 )
 def test_files_whose_format_is_not_known(names: list[str], said: str) -> None:
@@ -158,7 +157,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         "Encountered error while reading file file:/in/a.parquet. Could not read footer.\nCaused by: java.lang.RuntimeException: too short"
     )
     found = to_penstock_error(PySparkException(said), "checking the rows")
-    assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); mend that file, or leave it out"
+    assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); fix that file, or leave it out"
 
 
 def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> None:
@@ -208,9 +207,7 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
 
 def test_one_bad_row_refuses_a_load_without_quarantine(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "typed.csv").write_text("id,amount\n1,2.5\n2,much\n")
-    with pytest.raises(
-        InvalidRequest, match=r"1 of 2 rows cannot be items .1 × not a row of this format.; mend them, or give a quarantine"
-    ):
+    with pytest.raises(InvalidRequest, match=r"1 of 2 rows cannot be items .1 × not a row of this format.; fix them, or give a quarantine"):
         load(spark, str(tmp_path / "typed.csv"), broker, "orders", schema="id long, amount double")
     assert not [*Path(broker, "inbox").glob("*")] and items(broker) == []
 
@@ -236,6 +233,44 @@ def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
     assert len(items(broker)) == ROWS
 
 
+@pytest.mark.parametrize(("suffix", "text"), [("json", '{"n": "%d"}'), ("csv", "n\n%d\n")])
+def test_files_in_subfolders_are_loaded(spark: SparkSession, broker: str, tmp_path: Path, suffix: str, text: str) -> None:
+    for number, folder in enumerate(("in", "in/sub", "in/sub/deep")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{number}.{suffix}").write_text(text % number)
+    found = load(spark, str(tmp_path / "in"), broker, "orders")
+    assert (found.files, found.rows, found.items) == (3, 3, 3)
+    assert sorted(item.value["n"] for item in items(broker)) == ["0", "1", "2"]
+
+
+def test_partition_folders_are_columns(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / "in" / f"day={day}").mkdir(parents=True)
+        pq.write_table(pa.table({"n": [day]}), tmp_path / "in" / f"day={day}" / "a.parquet")
+    found = load(spark, str(tmp_path / "in"), broker, "orders", key="day")
+    assert (found.files, found.items) == (2, 2)
+    assert sorted((item.key, item.value["n"]) for item in items(broker)) == [("1", 1), ("2", 2)]
+
+
+def test_a_folder_of_tsv_files_is_read_with_tabs(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tsv").write_text("x\ty\n1\t2,3\n")
+    assert load(spark, str(tmp_path / "in"), broker, "orders").items == 1
+    assert [item.value for item in items(broker)] == [{"x": "1", "y": "2,3"}]
+
+
+def test_a_load_id_does_not_lead_out_of_the_quarantine(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}\nnot json\n")
+    found = load(spark, str(tmp_path / "a.json"), broker, "orders", quarantine=str(tmp_path / "bad"), load_id="x/../../kept")
+    assert found.quarantine is not None and Path(found.quarantine).parent == tmp_path / "bad"
+    assert len(quarantined(found)) == 1 and not (tmp_path / "kept").exists()
+
+
+def test_a_session_that_does_not_know_the_source(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}\n")
+    assert load(spark.newSession(), str(tmp_path / "a.json"), broker, "orders").items == 1
+
+
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
@@ -244,16 +279,17 @@ def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
         ("a.csv", {"key": "nope"}, "the source has no column 'nope' for the key; it has id, name"),
         ("a.csv", {"order_by": "nope"}, "the source has no column 'nope' to order by"),
         ("a.csv", {"order_by": "id sideways"}, "orderBy has 'id sideways'"),
-        ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' is none"),
+        ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' cannot be parsed"),
         ("a.csv", {"load_id": " "}, "load_id is empty"),
         ("empty.csv", {}, "empty.csv' is empty, so there is nothing to load"),
         ("hollow", {}, "there are no files in .*hollow', or only empty ones"),
-        ("unknown.dat", {}, "'unknown.dat' does not say what it is; give format"),
-        ("folder", {}, r"the files are of several formats .csv, json.; load each format by itself, such as ..csv"),
-        ("mixed", {}, r"'notes.txt' does not say what it is, and others are csv; leave it out \(..csv\), or give format"),
+        ("unknown.dat", {}, "'unknown.dat' has no known suffix; give format"),
+        ("folder", {}, r"the files are of several formats .csv, json.; load each format separately, such as ..csv"),
+        ("tabs", {}, r"the files are of several formats .csv, tsv.; load each format separately"),
+        ("mixed", {}, r"'notes.txt' has no known suffix, and others are csv; leave it out \(..csv\), or give format"),
         ("names.csv", {}, "the names of the columns are not UTF-8: give the option encoding"),
         ("a.json", {"options": {"multiLine": "true"}}, "JSON is read line by line"),
-        ("not.parquet", {}, "not a Parquet file.*; mend that file, or leave it out"),
+        ("not.parquet", {}, "not a Parquet file.*; fix that file, or leave it out"),
     ],
 )
 def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str) -> None:
@@ -270,6 +306,9 @@ def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path,
         (tmp_path / name).mkdir()
         (tmp_path / name / inside).write_text("" if name == "hollow" else "x")
     (tmp_path / "mixed" / "a.csv").write_text("id\n1\n")
+    (tmp_path / "tabs").mkdir()
+    (tmp_path / "tabs" / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "tabs" / "b.tsv").write_text("x\ty\n1\t2\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.csv").write_text("id\n1\n")
     (tmp_path / "folder" / "b.json").write_text('{"id": 1}\n')

@@ -107,7 +107,7 @@ def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: s
     ("where", "said"),
     [
         ("nope > 1", "cannot be understood .*nope"),
-        ("reason like", "cannot be understood .it ends where something must follow.; mend it"),
+        ("reason like", "cannot be understood .it ends where something must follow.; fix it"),
         ("reason\nlike\n", "it ends where something must follow"),
         ("(reason = 'x'", r"cannot be understood .a '\(' is not closed."),
         ("reason = 'x')", r"cannot be understood .there is a '\)' too many."),
@@ -117,7 +117,7 @@ def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: s
         ("sum(attempts) > 1", "cannot be understood"),
         ("true; drop table x", "cannot be understood"),
         (" ", "the predicate is empty"),
-        pytest.param("cast(payload_text as int) > 1", "fails on a letter .*perhaps with try_cast", marks=pytest.mark.long),
+        pytest.param("cast(payload_text as int) > 1", "fails on a dead letter .*perhaps with try_cast", marks=pytest.mark.long),
     ],
 )
 def test_a_bad_predicate_is_refused_before_anything(spark: SparkSession, broker_dir: str, where: str, said: str) -> None:

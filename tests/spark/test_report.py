@@ -92,12 +92,12 @@ def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path)
     figures = report(spark, yard.path, "orders", tmp_path / "report.html", clock=yard.clock)
     oracle = ExpectedReport(ReportedQueue(yard, {}))
     assert figures.produced == oracle.count("produced", "scheduled") < 610
-    assert figures.items_before_log == oracle.untold() == 610 - figures.produced
+    assert figures.items_before_log == oracle.items_before_log() == 610 - figures.produced
     assert figures.leased == oracle.count("leased")
     assert figures.waiting == spread(micros for _, micros in oracle.waits)
-    assert figures.leases_without_wait == oracle.unmeasured == 10
+    assert figures.leases_without_wait == oracle.leases_without_wait == 10
     assert figures.handling == spread(micros for *_, micros in oracle.handlings)
-    assert any("Retention has taken the beginning" in one for one in findings(figures))
+    assert any("Retention has removed the first events" in one for one in findings(figures))
     CheckedPage((tmp_path / "report.html").read_text("utf-8"))
     yard.broker.close()
 

@@ -17,7 +17,7 @@ from penstock.rules import slots
 from penstock.spark import part_files
 from penstock.spark.sort_order import SortOrder, is_identity
 from penstock.spark.staging import Destination, StagedWriteClient
-from tests.spark.failing_writers import DroppedItem, dropped, inbox
+from tests.spark.failing_writers import PublishedItem, inbox, published_items
 
 PARTITIONS = 3
 KEYS = st.none() | st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -46,7 +46,7 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
     )
 
 
-def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[DroppedItem]:
+def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[PublishedItem]:
     """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
     writing = StagedWriteClient((broker,))
     destination, write, runs, start = writing.find(queue), writing.new_write_name(), [], 0
@@ -60,7 +60,7 @@ def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, q
         writing.abandon(write)
         return []
     assert writing.publish(write, destination, order, "test", 1, runs)
-    found = dropped(broker)
+    found = published_items(broker)
     for name in inbox(broker):
         for file in Path(broker, "inbox", name).iterdir():
             file.unlink()

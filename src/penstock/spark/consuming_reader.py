@@ -208,7 +208,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Give the consumer right back, without waiting for the owner."""
         position = self._renewed
-        self._stop_heartbeat()
+        self._stop_heartbeat(wait=STOP_TIMEOUT_SECONDS / 2)  # a call in flight may wait long for an owner
         if position is not None:
             with suppress(PenstockError), self._home() as home:
                 home.submit(self._end_stream(position))
@@ -250,9 +250,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             queue=int(position.incarnation, 16), stream=position.stream, run=self._run, timeout=self._timeout, reset_after=again
         )
 
-    def _stop_heartbeat(self) -> None:
+    def _stop_heartbeat(self, wait: float | None = None) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.end()
+            self._heartbeat.end(wait)
         self._heartbeat = self._renewed = None
 
     def _handle_sigterm(self) -> None:
@@ -287,10 +287,11 @@ class Heartbeat:
         self._thread = Thread(target=self._run, name="penstock-stream-heartbeat", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Stop the thread and wait for it: `renew` is not called after this returns."""
+    def end(self, wait: float | None = None) -> None:
+        """Stop the thread: `renew` is not called after this returns. Waits for a call that runs, up to `wait`
+        seconds."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(wait)
 
     def _run(self) -> None:
         while not self._ended.wait(self._every) and os.getppid() == self._parent:
