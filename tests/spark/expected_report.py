@@ -1,7 +1,7 @@
 """A queue with a history, and the metrics of its report computed without Spark.
 
-Owns: `make_reported_queue`, whose history has every kind of event that a report counts, and `ExpectedReport`, which goes
-through the events of the log one by one, as a `Snapshot` gives them, and computes what the report should say.
+Owns: `make_reported_queue`, whose history has every kind of event that a report counts, and `ExpectedReport`, which
+goes through the events of the log one by one, as a `Snapshot` gives them, and computes what the report should say.
 """
 
 import math

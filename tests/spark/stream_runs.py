@@ -56,7 +56,8 @@ def through_json(offset: Mapping[str, Any]) -> Offset:
 
 
 def fill(queue: Queue, count: int, start: int = 0, size: int = 8) -> list[str]:
-    """Produce items, each with its own key; gives their ids. A payload is eight digits and random bytes up to `size`."""
+    """Produce items, each with its own key; gives their ids. A payload is eight digits and random bytes up to
+    `size`."""
     return queue.produce_many([NewItem(b"%08d" % n + os.urandom(size - 8), key=f"k{n}") for n in range(start, start + count)])
 
 

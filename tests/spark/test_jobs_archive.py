@@ -31,7 +31,7 @@ def lake(tmp_path: Path) -> str:
 
 
 def archived(lake: str, table: str = "items") -> list[dict[str, Any]]:
-    """What the files hold, read without Spark."""
+    """The rows of the files, read without Spark."""
     found: list[dict[str, Any]] = ds.dataset(f"{lake}/{table}", partitioning="hive").to_table().to_pylist()
     return found
 
@@ -53,7 +53,7 @@ write = manifests.write
 
 
 def check_manifest(lake: str, found: ArchiveResult) -> None:
-    """The manifest tells exactly what lies there."""
+    """Check that the manifest matches the files."""
     root = Path(lake, found.table)
     listed = {file.path: file for batch in told(found.manifest).batches for file in batch.files}
     assert set(listed) == {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
@@ -175,7 +175,8 @@ def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str
 
 
 def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str, tmp_path: Path) -> None:
-    """A new archive, and one whose directory is gone, hold everything, whatever other archives and their cursors have seen."""
+    """A new archive, and one whose directory was removed, hold everything, whatever other archives and cursors there
+    are."""
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=2)
         fill(queue, 10)
@@ -277,7 +278,7 @@ def test_a_wrong_argument_leaves_nothing_behind(broker_dir: str, lake: str, opti
     assert not Path(lake).exists()
 
 
-def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str) -> None:
+def test_wrong_arguments_of_archive(spark: SparkSession, broker_dir: str, lake: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
         with pytest.raises(QueueNotFound):

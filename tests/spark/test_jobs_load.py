@@ -1,4 +1,4 @@
-"""Files into a queue: every format, every way in which a row can be wrong, and the same load twice."""
+"""The job load: every format, every reason for which a row cannot be an item, and repeated loads."""
 
 import csv
 import io
@@ -38,9 +38,9 @@ def broker(broker_dir: str) -> str:
 
 
 def items(broker: str) -> list[penstock.Item]:
-    """What is in the queue, by partition, oldest first."""
+    """The items of the queue, by partition, oldest first."""
     with penstock.open(broker) as opened:
-        return opened.queue("orders").cursor("look").read(10_000)
+        return opened.queue("orders").cursor("check").read(10_000)
 
 
 def quarantined(found: LoadResult) -> list[dict[str, Any]]:
@@ -116,7 +116,8 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
 def test_csv_that_is_not_utf8(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "latin.csv").write_bytes("name,city\nmüller,Bonn\nmeier,Köln\nschmidt,Ulm\n".encode("latin-1"))
-    (tmp_path / "in" / "unicode.csv").write_text("name,city\nmöller,\ufffd\n", "utf-8")  # a replacement character that is meant
+    # a replacement character that is meant
+    (tmp_path / "in" / "unicode.csv").write_text("name,city\nmöller,\ufffd\n", "utf-8")
     source = str(tmp_path / "in")
     with pytest.raises(InvalidRequest, match=r"2 of 4 rows cannot be items .2 × not UTF-8: give the option encoding"):
         load(spark, source, broker, "orders", key="name")
@@ -266,9 +267,13 @@ def test_a_load_id_does_not_lead_out_of_the_quarantine(spark: SparkSession, brok
     assert len(quarantined(found)) == 1 and not (tmp_path / "kept").exists()
 
 
-def test_a_session_that_does_not_know_the_source(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+def test_load_registers_the_data_source(spark: SparkSession, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that penstock.spark.session did not make does not have it."""
+    registered: list[SparkSession] = []
+    monkeypatch.setattr(job, "register", registered.append)
     (tmp_path / "a.json").write_text("{}\n")
-    assert load(spark.newSession(), str(tmp_path / "a.json"), broker, "orders").items == 1
+    assert load(spark, str(tmp_path / "a.json"), broker, "orders").items == 1
+    assert registered == [spark]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +297,9 @@ def test_a_session_that_does_not_know_the_source(spark: SparkSession, broker: st
         ("not.parquet", {}, "not a Parquet file.*; fix that file, or leave it out"),
     ],
 )
-def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_and_files_of_load(
+    spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str
+) -> None:
     for name, text in {
         "a.csv": "id,name\n1,a\n",
         "a.json": '{"id": 1}\n',
@@ -321,7 +328,7 @@ def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path,
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_killed_at_the_commit(spark: SparkSession, broker: str, tmp_path: Path, step: str) -> None:
-    """A process that loads, killed when all is staged and nothing published, or when it is published and nobody has been told."""
+    """A process is killed after staging and before publishing, or after publishing and before load returns."""
     (tmp_path / "a.jsonl").write_text("\n".join(f'{{"n": {n}}}' for n in range(ROWS)))
     command = [sys.executable, "-m", "tests.spark.load_program", broker, str(tmp_path / "a.jsonl"), step]
     ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""The options of the data source: each as it is meant, or refused with what to give instead."""
+"""The options of the data source: parsed, or refused with what to give instead."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ def of(**given: str) -> SourceOptions:
     return parse_options({**NEEDED, **given})
 
 
-def test_what_is_needed_suffices() -> None:
+def test_broker_and_queue_suffice() -> None:
     found = of()
     assert found == SourceOptions(broker=("/data",), queue="orders")
     assert (found.table, found.columns, found.fail_on_data_loss, found.min_partitions, found.consume) == ("items", None, True, 1, False)
@@ -190,7 +190,7 @@ def test_bad_values_are_refused(name: str, text: str, message: str) -> None:
         ({"consumerTimeout": "60", "consume": "false"}, "consumerTimeout is for streams that consume; give consume=true with it"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given: dict[str, str], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         of(**given)
 
@@ -268,7 +268,7 @@ def orders(broker_dir: str) -> str:
         ({"consume": "true", "failOnDataLoss": "false"}, "failOnDataLoss is false, and consume=true"),
     ],
 )
-def test_what_no_reader_can_do_is_said_when_a_table_is_loaded(orders: str, given: dict[str, str], message: str) -> None:
+def test_schema_refuses_options_that_no_reader_takes(orders: str, given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         PenstockSource({"broker": orders, "queue": "orders", **given}).schema()
 
@@ -289,8 +289,8 @@ def test_a_batch_refuses_what_is_for_streams(orders: str, name: str) -> None:
         ({"endingTimestamp": "0"}, "endingTimestamp is for spark.read; leave it out"),
     ],
 )
-def test_spark_is_told_why_a_stream_cannot_be(orders: str, given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process of a stream hides an error that comes before there is a reader behind one of its own."""
+def test_errors_of_a_stream_reach_spark(orders: str, given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's stream process hides an error that `streamReader` raises behind an error of its own."""
     source = PenstockSource({"broker": orders, "queue": "orders", **given})
     schema = source.schema()
     with pytest.raises(InvalidRequest, match=message):

@@ -32,7 +32,7 @@ def orders(broker_dir: str) -> str:
 
 
 def rows(spark: SparkSession, count: int = ROWS, tasks: int = 3, per_key: int = 10) -> DataFrame:
-    """Payloads 0, 1, …, keys with some rows each, and `seq`, which says the order."""
+    """Rows with payloads 0, 1, …, several rows per key, and `seq`, which gives the order."""
     key = F.concat(F.lit("k"), F.floor(F.col("id") / per_key).cast("string"))
     return spark.range(0, count, 1, tasks).select(
         F.col("id").cast("string").cast("binary").alias("payload"), key.alias("key"), F.col("id").alias("seq")
@@ -47,7 +47,7 @@ def payloads(count: int = ROWS) -> list[bytes]:
     return sorted(b"%d" % n for n in range(count))
 
 
-def test_every_row_is_dropped_once_where_its_key_lives(spark: SparkSession, orders: str) -> None:
+def test_every_row_is_published_once_in_its_keys_partition(spark: SparkSession, orders: str) -> None:
     save(rows(spark).drop("seq"), orders)
     found = published_items(orders)
     assert sorted(row.payload for row in found) == payloads()

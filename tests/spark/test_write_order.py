@@ -47,7 +47,7 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
 
 
 def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[PublishedItem]:
-    """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
+    """The published items after tasks wrote these rows in batches of three; empties the inbox."""
     writing = StagedWriteClient((broker,))
     destination, write, runs, start = writing.find(queue), writing.new_write_name(), [], 0
     writing.prepare(write)
@@ -69,7 +69,7 @@ def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, q
 
 
 def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[Any, ...]:
-    """A key that sorts as Spark does: missing first when ascending and last when descending, NaN above all numbers."""
+    """A sort key as in Spark: NULL first when ascending and last when descending, NaN above all numbers."""
     found: list[Any] = []
     for value, down in zip(row[1:], descending, strict=True):
         sign = -1 if down else 1
@@ -97,7 +97,8 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
 
 
 def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
+    # a run of each three rows: those without a key do not follow each other
+    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)
     rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
     found = written(broker, [rows], SortOrder(("n",), ("ascending",)))
     assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]

@@ -177,7 +177,7 @@ def test_a_row_that_cannot_be_is_named_by_its_key(columns: dict[str, list[object
     assert str(refused.value) == said
 
 
-def test_of_many_unknown_columns_a_few_are_named() -> None:
+def test_only_a_few_of_many_unknown_columns_are_named() -> None:
     with pytest.raises(InvalidRequest) as refused:
         arrow.read_columns(pa.table({"payload": ["a"], **{f"c{n}": [n] for n in range(200)}}))
     shown = ", ".join(f"'c{n}'" for n in range(8))
@@ -201,7 +201,7 @@ def test_the_page_tells_the_limits() -> None:
 
 
 class FakeDataFrame:
-    """As much of a DataFrame as is looked at before Spark is asked for anything."""
+    """The parts of a DataFrame that are used before Spark is."""
 
     isStreaming = False
 

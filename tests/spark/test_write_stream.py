@@ -28,7 +28,7 @@ def orders(broker_dir: str) -> str:
 
 
 def fill(place: Path, files: int) -> list[bytes]:
-    """Files of rows, one a batch; gives the payloads."""
+    """Write files of rows, one per batch; gives the payloads."""
     place.mkdir(exist_ok=True)
     for number in range(files):
         rows = range(ROWS_PER_FILE * number, ROWS_PER_FILE * (number + 1))
@@ -94,7 +94,7 @@ def test_batches_that_were_published_and_not_committed_come_again_and_add_nothin
 
 
 def adopt(broker: str) -> list[bytes]:
-    """What the owner has more than before."""
+    """The items that the owner has in addition."""
     found = []
     with penstock.open(broker) as opened:
         queue = opened.queue("orders")

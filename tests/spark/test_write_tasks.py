@@ -1,4 +1,5 @@
-"""Tasks that write, one by one and without a JVM: what they hold in memory, and what they leave behind when they fail."""
+"""Tasks that write, one by one and without a JVM: what they hold in memory, and what they leave behind when they
+fail."""
 
 import errno
 import os
@@ -88,7 +89,7 @@ def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pyte
 
 
 class OpenFileCounter(SystemFiles):
-    """Counts the files that are open."""
+    """Counts the open files."""
 
     def __init__(self) -> None:
         self.most = self._open = 0
@@ -138,7 +139,7 @@ def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkey
 
 
 class FullDiskFiles(SystemFiles):
-    """A disk that takes a few bytes of a part."""
+    """A disk that fails after a few bytes of a part."""
 
     def write(self, handle: int, parts: Any) -> int:
         os.write(handle, b"some")
