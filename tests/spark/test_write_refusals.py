@@ -78,7 +78,7 @@ def test_columns_that_are_taken(orders: str, columns: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ("key string", "no column 'payload' .it has key.; give the column with the items this name"),
+        ("key string", "no column 'payload' (it has key); give the column with the items this name"),
         ("payload int", "the column 'payload' is int; give binary or string"),
         ("payload void", "the column 'payload' is void; give binary or string"),
         ("payload variant", "the column 'payload' is variant; give binary or string"),
@@ -214,7 +214,7 @@ class FakeDataFrame:
     ("columns", "options", "said"),
     [
         ("payload int", {}, "the column 'payload' is int; give binary or string"),
-        ("key string", {}, "no column 'payload' but key"),
+        ("key string", {}, "no column 'payload' (it has key)"),
         ("payload string; a int; b int", {}, "the columns 'a', 'b' are not known; drop them"),
         ("payload string", {"order_by": "nr"}, "orderBy names 'nr', and the DataFrame has payload"),
         ("payload string", {"order_by": ""}, "orderBy is ''; give names with commas between them"),

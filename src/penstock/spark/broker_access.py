@@ -22,8 +22,7 @@ FILE = "file://"
 
 
 def open_home(roots: BrokerRoots, **options: Any) -> Home:
-    """Open the broker from a process that does not own it; the caller closes it. `options` are those of
-    `InboxClient`."""
+    """Open the broker from a process that does not own it; the caller closes it. `options`: those of `InboxClient`."""
     return InboxClient.open([*roots], **options)
 
 

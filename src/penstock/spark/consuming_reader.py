@@ -171,8 +171,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return EndStream(queue=int(position.incarnation, 16), stream=position.stream, run=self._run)
 
     def _release_right(self, position: ConsumePosition) -> None:
-        """Give the consumer right back, so that others can lease at once. The heartbeat ends first: it would renew the
-        right."""
+        """Give the consumer right back: others can lease at once. Ends the heartbeat first, which would renew it."""
         self._stop_heartbeat()
         self._call(self._end_stream(position))
 
@@ -288,8 +287,7 @@ class Heartbeat:
         self._thread.start()
 
     def end(self, wait: float | None = None) -> None:
-        """Stop the thread: `renew` is not called after this returns. Waits for a call that runs, up to `wait`
-        seconds."""
+        """Stop calling `renew`. Waits for a call that runs, up to `wait` seconds."""
         self._ended.set()
         self._thread.join(wait)
 

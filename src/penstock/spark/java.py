@@ -81,8 +81,7 @@ def _directories(environment: Mapping[str, str], places: tuple[str, ...]) -> Ite
 
 
 def version_of(java: Path) -> int | None:
-    """The major version that a Java prints. None if it prints none: the /usr/bin/java of macOS may only ask to install
-    Java."""
+    """The major version that a Java prints; None if none: macOS has a /usr/bin/java that only offers to install it."""
     try:
         printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ANSWER_TIMEOUT, check=True).stderr
     except (OSError, subprocess.SubprocessError):

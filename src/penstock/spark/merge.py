@@ -35,8 +35,7 @@ class Merger:
         self._sidecars: dict[str, pa.Table] = {}
 
     def merged(self, files: Sequence[PartFile], begin: Callable[[int], PartWriter]) -> list[PartFile]:
-        """Part files which, adopted in this order, have each partition's rows in order. `begin` opens a part by its
-        number."""
+        """Part files which, adopted in this order, have each partition's rows in order. `begin` opens part n."""
         holders = Counter(partition for file in files for partition in file.partitions)
         shared = {partition for partition, count in holders.items() if count > 1} - {ANY_PARTITION}
         involved = [file for file in files if file.partitions & shared]
@@ -63,8 +62,7 @@ class Merger:
         return indexes
 
     def _is_ordered(self, files: Sequence[PartFile], indexes: Sequence[int], partitions: set[int]) -> bool:
-        """Whether each partition's rows are in order when the files are adopted in this order; equal rows in the files'
-        given order."""
+        """Whether each partition's rows are in order when the files are adopted so; equal rows in the given order."""
         last: dict[int, tuple[int, pa.Table]] = {}
         for index in indexes:
             for partition in files[index].partitions & partitions:

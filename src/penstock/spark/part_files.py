@@ -141,8 +141,7 @@ class PartFileBuilder:
         return self._writer
 
     def _write_sidecar(self, sort_columns: pa.Table, groups: Sequence[tuple[int, int, int]]) -> None:
-        """Write the rows' columns of orderBy into the sidecar; begin another part file if they do not sort after its
-        last rows."""
+        """Write the rows' columns of orderBy; begin another part file if they do not sort after its last rows."""
         for partition, start, _ in groups:
             if partition in self._last and not self._order.follows(self._last[partition], sort_columns.slice(start, 1)):
                 self._end_file()

@@ -40,8 +40,7 @@ def _named(numbers: Mapping[int, int]) -> dict[str, int]:
 
 
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
-    """Parse what `StreamPosition.to_offset` wrote, perhaps in an older version. InvalidRequest if it is something
-    else."""
+    """Parse what `StreamPosition.to_offset` wrote. InvalidRequest if it is something else."""
     try:
         given = dict(offset)
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))

@@ -22,8 +22,7 @@ from penstock.tables import dead, events, items, state
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
-"""About how much of a log one task reads, unless more tasks are asked for: as much as Spark reads of a file by
-default."""
+"""About how much of a log one task reads, unless more are asked for: Spark's default for files."""
 PAGE = 1_000
 
 
@@ -97,8 +96,7 @@ class QueueTables:
         return sequence + 1
 
     def missing(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
-        """The item offsets in [start, stop) that retention or damage removed, as flat runs; as of the last
-        `refresh`."""
+        """Flat runs of the item offsets in [start, stop) that retention or damage had removed at the last `refresh`."""
         key = queue.incarnation, partition
         if key not in self._readers:
             self._readers[key] = PartitionReader(self._home.log(*key), self._home.clock)

@@ -69,8 +69,7 @@ def _since(options: SourceOptions, tables: QueueTables, queue: QueueDescription,
 
 
 def _check_start(options: SourceOptions, queue: QueueDescription, bounds: PartitionBounds, partition: int, number: int) -> int:
-    """The number at which a partition is read first, for one of startingOffsets; InvalidRequest if it is outside the
-    bounds."""
+    """Where to begin in a partition that startingOffsets names. InvalidRequest if that is outside the bounds."""
     if partition not in bounds.stop:
         raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(bounds.stop)}")
     start, stop = bounds.start[partition], bounds.stop[partition]
@@ -97,8 +96,7 @@ class Split(msgspec.Struct, frozen=True):
 
 
 def split(wanted: Mapping[int, Sequence[int]], least: int = 0) -> list[Split]:
-    """A split for each partition that is not empty; partitions are cut evenly into more splits until there are
-    `least`."""
+    """A split for each partition that is not empty, or more, of even size, until there are `least`."""
     sizes = {partition: count(list(runs)) for partition, runs in wanted.items()}
     parts = {partition: 1 for partition, size in sizes.items() if size}
     heaviest = [(-float(size), partition) for partition, size in sizes.items() if size]  # by the size of a part

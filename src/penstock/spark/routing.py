@@ -35,8 +35,7 @@ def slot(col: "Column | str") -> "Column":
 
 
 def partition_index(slots: "Column", owners: Sequence[int]) -> "Column":
-    """The index, from 0, of a slot's partition among the queue's active partitions; NULL for NULL. `owners`: partitions
-    by slot."""
+    """The index, from 0, of a slot's partition among the active ones; NULL for NULL. `owners`: partition by slot."""
     indexes = {owner: index for index, owner in enumerate(sorted(set(owners)))}
     # One literal that Spark splits once: with a list of 16,384 literals planning would take longer than the write.
     table = F.split(F.lit(",".join(str(indexes[owner]) for owner in owners)), ",").cast("array<int>")
@@ -44,8 +43,7 @@ def partition_index(slots: "Column", owners: Sequence[int]) -> "Column":
 
 
 def routed(df: "DataFrame", broker: "str | os.PathLike[str]", queue: str) -> "DataFrame":
-    """Repartition the rows: one partition of the DataFrame per partition of the queue. Rows without a key go to any of
-    them."""
+    """Repartition the rows by the partitions of the queue. Rows without a key go to any of them."""
     owners = SlotMap.unpack(0, StagedWriteClient(require_directories(parse_broker(os.fspath(broker)))).find(queue).packed_slot_map).owners
     count = len(set(owners))
     if count == 1:
@@ -76,7 +74,8 @@ def write(
     """
     if df.isStreaming:
         raise InvalidRequest("the DataFrame is a stream; write it with df.writeStream.format('penstock'), and orderBy as an option")
-    given = {"orderBy": ",".join(order_terms(order_by)) or None, "writeId": write_id, "adoptTimeout": adopt_timeout}
+    terms = order_terms(order_by)
+    given = {"orderBy": ",".join(terms) if terms else None, "writeId": write_id, "adoptTimeout": adopt_timeout}
     options |= {"broker": os.fspath(broker), "queue": queue, **{name: str(value) for name, value in given.items() if value is not None}}
     order = SortOrder.parse(parse_options(options, WRITE).order_by)
     order.check(df.schema)

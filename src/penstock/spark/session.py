@@ -55,8 +55,7 @@ appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex{6}
 
 
 def session(app: str = "penstock", master: str = "local[*]", **conf: object) -> "SparkSession":
-    """A SparkSession with the data source `penstock`. An active session is used as it is; only the source is
-    registered.
+    """A SparkSession with the data source `penstock`. An active session is used as it is, with the source added.
 
     `conf` are Spark's settings: session(**{"spark.driver.memory": "8g"}). A `master` sc://… connects to a Spark Connect
     server. InvalidRequest if pyspark is not installed, no Java is found, or Spark does not start.
@@ -119,8 +118,7 @@ def _directories(scratch: Path) -> dict[str, str]:
 
 
 def _tuning(given: str, local: bool) -> list[str]:
-    """Java options of a local session: a garbage collector for throughput, unless one is given; Arrow without bounds
-    checks."""
+    """Java options of a local session: a throughput collector, unless one is given; Arrow without bounds checks."""
     if not local:
         return []
     return [*ARROW, *([] if "-XX:+Use" in given else [COLLECTOR])]

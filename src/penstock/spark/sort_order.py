@@ -69,7 +69,7 @@ class SortOrder(NamedTuple):
 
 
 def order_terms(order_by: str | Sequence[str] | None) -> list[str]:
-    """The terms of an argument `order_by`: a text with commas, or a list; none for None or ""."""
+    """The terms of an argument `order_by`: a text with commas, a list, or None."""
     terms = order_by.split(",") if isinstance(order_by, str) else order_by or ()
     return [term.strip() for term in terms]
 

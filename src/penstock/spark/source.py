@@ -153,8 +153,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def selected_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-    """The column names of a schema, which a user may have given. InvalidRequest unless all are the table's, with its
-    types."""
+    """The column names of a schema. InvalidRequest unless each is a column of the table and has its type."""
     table = schemas.TABLES[options.table]
     if not schema.fields:
         raise InvalidRequest("the schema has no columns; leave it out, or name some of the table's")

@@ -69,8 +69,7 @@ class StagedWriteClient:
     def stage(
         self, write: str, destination: Destination, order: SortOrder, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
     ) -> list[PartFile]:
-        """Write the rows of a task attempt into part files and sync them; gives the files for `publish`. Removes them
-        on error.
+        """Write the rows of a task attempt into synced part files, for `publish`. Removes them on error.
 
         prepared: `prepare` was called before; fails if the folder is gone. Otherwise the folder is made if it is
         missing.
@@ -109,8 +108,7 @@ class StagedWriteClient:
         return self._with_home(lambda home: home.call(query)) != "unknown"
 
     def wait_adopted(self, destination: Destination, source: str, number: int, seconds: float) -> bool:
-        """Wait up to `seconds` until the owner has adopted the write; gives whether it has. Does not wait if there is
-        no owner."""
+        """Wait up to `seconds` until the owner has adopted the write; gives whether it has. False without an owner."""
         query = FindWrite(queue=destination.incarnation, source=source, number=number)
         deadline = self._clock.read().elapsed + int(seconds * SECOND)
         pause = threading.Event()

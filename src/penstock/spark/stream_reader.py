@@ -122,8 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
 
     def _cut_at_bases(self, queue: QueueDescription, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
-        """Cut ranges of events into tasks, only at the beginnings of segments: events can be read only from a Base
-        on."""
+        """Cut ranges of events at the beginnings of segments: events can be read only from a Base on."""
         parts = []
         for partition, runs in wanted.items():
             for begins, stop in pairs(runs):
@@ -135,8 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the cursor ------------------------------------------------------------------------------------
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Move the cursor. `latestOffset` does so too: Spark calls `commit` late, and never for the last micro-batch of
-        a run."""
+        """Move the cursor. So does `latestOffset`: Spark never calls `commit` for the last micro-batch of a run."""
         queue = self._opened.find(self._options.queue)
         self._move_cursor(self._check_position(queue, end), self._bounds(queue).stop)
 
@@ -212,8 +210,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {partition: count(self._missing(queue, partition, at.get(partition, 0), end)) for partition, end in ends.items()}
 
     def _check_nothing_lost(self, queue: QueueDescription, position: StreamPosition, bounds: PartitionBounds) -> dict[int, int]:
-        """The numbers of a position; an error if items after them were removed since. With failOnDataLoss=false, where
-        to continue."""
+        """The numbers to continue from. An error if items after them were removed, unless failOnDataLoss is false."""
         at = dict(position.at)
         for partition, end in bounds.stop.items():
             begins = at.get(partition, 0)

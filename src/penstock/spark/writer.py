@@ -88,8 +88,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query. Spark creates one for the tasks of a batch, and another for its
-    commit."""
+    """Writes the batches of a streaming query. Spark creates one for the tasks of a batch and one for its commit."""
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)

@@ -191,8 +191,7 @@ def check_arguments(
 
 
 def _starting_offsets(known: ArchiveManifest) -> str:
-    """Where a stream without a checkpoint begins: after the archived rows. Not at a cursor: it may be of another
-    archive."""
+    """Where a stream without a checkpoint begins: after the archived rows, not at a cursor."""
     return json.dumps({str(partition): last + 1 for partition, last in known.last_numbers().items()}) if known.batches else "earliest"
 
 

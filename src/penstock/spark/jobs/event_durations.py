@@ -115,6 +115,5 @@ def reason_class(reason: Column) -> Column:
 
 
 def failure_class(reason: Column) -> Column:
-    """As `reason_class`, without the prefix that the last allowed attempt adds: its reason is that of earlier
-    attempts."""
+    """As `reason_class`, without the prefix of the last allowed attempt: its reason is that of earlier ones."""
     return reason_class(F.regexp_replace(reason, f"^{SPENT}(: |$)", ""))

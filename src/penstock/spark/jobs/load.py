@@ -45,8 +45,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     repeated: bool
     """Whether a load of this id was done before; then nothing was read and nothing was added."""
     adopted: bool
-    """Whether the items are in the queue. If not, they are durable, and adopted by the broker's owner or the next
-    one."""
+    """Whether the items are in the queue. If not, they are durable and wait for an owner."""
 
 
 def load(

@@ -58,8 +58,7 @@ class OwnerClient:
         return self._home.call(operation)
 
     def wait_transfers(self) -> None:
-        """If this process is the owner, wait up to the timeout until transfers have arrived, before it closes the
-        broker."""
+        """If this process is the owner, wait up to the timeout until transfers have arrived."""
         deadline, pause = self._clock.read().elapsed + self._timeout, threading.Event()
         while self._broker is not None and self._clock.read().elapsed < deadline:
             if not any(self._broker.queue(name).stats().transfers for name in self._incarnations):

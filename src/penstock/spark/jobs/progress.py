@@ -34,8 +34,7 @@ _LONGEST = 300
 
 @contextmanager
 def report_task_progress(spark: "SparkSession", title: str, progress: Progress | None) -> Iterator[None]:
-    """While the block runs, report how many tasks of the running stages are done. Spark Connect does not tell: no
-    reports."""
+    """In the block, report how many tasks of the running stages are done; nothing with Spark Connect."""
     tracker = None
     if progress is not None:
         with suppress(PySparkException):

@@ -62,8 +62,7 @@ class RedriveResult(msgspec.Struct, frozen=True):
 
 
 class SelectedDeadLetter(NamedTuple):
-    """A selected dead letter: where it is, the queue it goes to ("": ready again in its partition), and when it was
-    buried."""
+    """A selected dead letter: where it is, the queue it goes to ("": its own), and when it was buried."""
 
     queue: str
     partition: int
@@ -229,8 +228,7 @@ def _items(batch: Sequence[SelectedDeadLetter]) -> dict[int, list[int]]:
 
 
 def _changed(roots: BrokerRoots, incarnation: int, batch: Sequence[SelectedDeadLetter]) -> list[str]:
-    """The dead letters of a batch that were not transferred. Those redriven in their own partition cannot be told
-    apart."""
+    """The dead letters of a batch that were not transferred. Unknown for those redriven within their queue."""
     if not batch[0].to:
         return []
     changed = []

@@ -234,8 +234,7 @@ def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
 
 
 def _by_key(items: DataFrame, events: DataFrame, request: ReportRequest) -> DataFrame:
-    """Each key (NULL: no key) with its items in the time, its handling time in microseconds, and its newest item's
-    partition."""
+    """Each key (NULL: none) with its items in the time, its handling microseconds, and its newest item's partition."""
     asked = event_durations.within(F.col("at"), request.since, request.until)
     spent = event_durations.attempts(events).where(asked).groupBy("partition", "offset").agg(F.sum("micros").alias("spent"))
     known = items.select("partition", "offset", "key", F.unix_micros("produced_at").alias("at"))
@@ -294,8 +293,7 @@ def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
 
 
 def _backlog(state: DataFrame, events: DataFrame, request: ReportRequest) -> dict[str, Any]:
-    """States and ages of the items. The age counts from when an item became ready; if that is unknown, from its
-    production."""
+    """States and ages of the items. An age counts from when the item became ready; if unknown, from production."""
     since = F.coalesce("ready", F.unix_micros("produced_at"))
     age = F.when(F.col("state") == "ready", F.greatest(F.lit(request.now) - since, F.lit(0)))
     with kept(

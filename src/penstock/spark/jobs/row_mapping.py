@@ -44,8 +44,7 @@ REASONS: Final = (
 
 
 class ColumnMapping(msgspec.Struct, frozen=True):
-    """Which columns become which fields. Without a payload column, given here or named so, the payload is the row as
-    JSON."""
+    """Which columns become which fields. Without a payload column, the payload is the row as JSON."""
 
     payload: str | None = None
     key: str | None = None
@@ -74,8 +73,7 @@ ColumnBuilder: TypeAlias = Callable[[str, Column, T.DataType], ItemColumn]
 
 
 def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = ()) -> DataFrame:
-    """The rows with the columns of items and of `order_by`, and `REASON` (NULL for good rows), `DETAIL`, `RAW` and
-    `FILE`."""
+    """The rows with the columns of items and `order_by`, and `REASON` (NULL: good), `DETAIL`, `RAW` and `FILE`."""
     found = data_columns(rows)
     chosen = mapping.columns(found)
     for name in order_by:
@@ -119,8 +117,7 @@ def _encoding(type: T.DataType) -> str:
 
 
 def _bytes(name: str, column: Column, type: T.DataType) -> ItemColumn:
-    """payload, key, dedup: bytes as they are; numbers, times and text as text; structs, maps and arrays (payload only)
-    as JSON."""
+    """payload, key, dedup: bytes as they are; structs, maps and arrays (payload only) as JSON; others as text."""
     if isinstance(type, T.StructType | T.MapType | T.ArrayType | T.VariantType):
         if name != "payload":
             raise InvalidRequest(f"the column for the {name} is {type.simpleString():.100}; give one of text, bytes or numbers")

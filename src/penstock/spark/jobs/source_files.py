@@ -59,8 +59,7 @@ class SourceFiles(msgspec.Struct, frozen=True):
 
 
 def find_files(spark: SparkSession, source: str | Sequence[str], format: str | None) -> SourceFiles:
-    """List the files under the given paths, with subfolders, and find their format. InvalidRequest if there are
-    none."""
+    """List the files under the paths and subfolders, with their format. InvalidRequest if there are none."""
     paths = check_source(source, format)
     with translate_spark_errors("listing the source"):
         listed = spark.read.format("binaryFile").option(*SUBFOLDERS).load(paths)
