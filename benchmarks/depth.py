@@ -1,10 +1,10 @@
-"""Does cost grow with depth? Produce, lease, memory and opening at ten thousand, a million and ten million waiting items.
+"""Measures how cost grows with depth: produce, lease, memory and opening, with up to ten million waiting items.
 
     make bench-depth                     (python benchmarks/depth.py [--most N] [--no-write])
 
-One partition, 100-byte payloads; at the end many queues. Rates are medians of several samples at each depth, taken from the same log as
-it grows; memory is what the process holds beyond what it held before, traced by tracemalloc where the whole is small.
-Writes benchmarks/results/depth.json.
+One partition, 100-byte payloads; at the end many queues. Rates are medians of several samples at each depth, taken from
+the same log as it grows. Memory is what the process has allocated in addition, measured with tracemalloc where the
+total is small. Writes benchmarks/results/depth.json.
 """
 
 import argparse
@@ -39,8 +39,8 @@ PAYLOADS = [os.urandom(100) for _ in range(BATCH)]
 RESULTS = Path(__file__).parent / "results" / "depth.json"
 
 
-def open_partition(place: Path, policy: Policy | None = None, **options: int) -> Partition:
-    return Partition(FileLog(SystemFiles(), str(place), 1, 0, durability="os"), SystemClock(), policy, **options)
+def open_partition(directory: Path, policy: Policy | None = None, **options: int) -> Partition:
+    return Partition(FileLog(SystemFiles(), str(directory), 1, 0, durability="os"), SystemClock(), policy, **options)
 
 
 def produce(part: Partition, items: int) -> None:
@@ -61,7 +61,7 @@ def produce_sample(part: Partition) -> float:
 
 
 def drain_sample(part: Partition) -> float:
-    """Microseconds per item: lease a batch, hold its payloads, complete it. Nothing is at hand from having been produced lately."""
+    """Microseconds per item to lease a batch, read its payloads and complete it, without cached frames."""
     part._frames.clear()
 
     def once() -> None:
@@ -73,10 +73,10 @@ def drain_sample(part: Partition) -> float:
     return seconds(once) / BATCH * 1e6
 
 
-def at_depth(home: Path, depths: list[int], found: dict[str, Any]) -> None:
-    """Cost of work in batches while the backlog grows, then opening it."""
-    place = Path(tempfile.mkdtemp(dir=home))
-    part = open_partition(place)
+def at_depth(root: Path, depths: list[int], found: dict[str, Any]) -> None:
+    """The cost of batches while the backlog grows, and of opening the partition."""
+    directory = Path(tempfile.mkdtemp(dir=root))
+    part = open_partition(directory)
     samples = 60
     for depth in depths:
         produce(part, depth - part.state.counts.ready)
@@ -86,22 +86,22 @@ def at_depth(home: Path, depths: list[int], found: dict[str, Any]) -> None:
     times = [part.now().wall - random.randrange(10**7) for _ in range(20)]
     found["seek_by_time_ms"] = 1e3 * statistics.median([seconds(lambda when=when: part.offset_at(when)) for when in times])
     part.close()
-    opening(place, found)
-    shutil.rmtree(place)
+    opening(directory, found)
+    shutil.rmtree(directory)
 
 
-def opening(place: Path, found: dict[str, Any]) -> None:
-    """Opening with the checkpoint, without it, and a bare read of the log's bytes."""
+def opening(directory: Path, found: dict[str, Any]) -> None:
+    """The time to open with the checkpoint, without it, and to read the log's bytes."""
 
     def reopened() -> None:
-        part = open_partition(place)
+        part = open_partition(directory)
         part.log.close()
 
     found["open_s_with_checkpoint"] = seconds(reopened)
-    (place / "checkpoint").unlink(missing_ok=True)
+    (directory / "checkpoint").unlink(missing_ok=True)
     found["open_s_without_checkpoint"] = seconds(reopened)
-    found["bare_read_s"] = seconds(lambda: [bare_read(path) for path in sorted(place.glob("*.log"))])
-    found["log_mb"] = sum(path.stat().st_size for path in place.glob("*.log")) / 1e6
+    found["bare_read_s"] = seconds(lambda: [bare_read(path) for path in sorted(directory.glob("*.log"))])
+    found["log_mb"] = sum(path.stat().st_size for path in directory.glob("*.log")) / 1e6
 
 
 def bare_read(path: Path) -> None:
@@ -110,24 +110,24 @@ def bare_read(path: Path) -> None:
             pass
 
 
-def memory_mb(work: Callable[[Partition], object], home: Path, policy: Policy | None = None) -> float:
-    """Megabytes that stay held after `work` on a new partition."""
-    place = Path(tempfile.mkdtemp(dir=home))
-    part = open_partition(place, policy)
+def memory_mb(work: Callable[[Partition], object], root: Path, policy: Policy | None = None) -> float:
+    """Megabytes that are still allocated after `work` on a new partition."""
+    directory = Path(tempfile.mkdtemp(dir=root))
+    part = open_partition(directory, policy)
     gc.collect()
     tracemalloc.start()
     work(part)
-    part._frames.clear()  # caches are bounded and not what is measured
+    part._frames.clear()  # caches have a fixed limit and are not measured
     part._blocks.clear()
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     part.close()
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
     return held / 1e6
 
 
-def memories(home: Path, million: int, found: dict[str, Any]) -> None:
+def memories(root: Path, million: int, found: dict[str, Any]) -> None:
     def singly(part: Partition) -> None:
         for _ in range(million):
             part.run(Produce(Batch(PAYLOADS[:1])))
@@ -153,7 +153,7 @@ def memories(home: Path, million: int, found: dict[str, Any]) -> None:
             part.commit()
         first = part.run(AcquireLease(1))
         assert isinstance(first, LeaseAnswer)
-        while (granted := lease(part, 10_000)).lease:  # everything of the held key is passed over on the way
+        while (granted := lease(part, 10_000)).lease:  # items of the leased key are passed over
             part.run(CompleteLeased(granted.lease))
 
     def leased(part: Partition) -> None:
@@ -167,14 +167,14 @@ def memories(home: Path, million: int, found: dict[str, Any]) -> None:
             part.run(RetryLeased(granted.lease, delay=HOUR, reason="again"))
             part.commit()
 
-    found["mb_per_million_waiting"] = memory_mb(lambda part: produce(part, million), home) / million * 1e6
-    found["mb_per_million_waiting_produced_singly"] = memory_mb(singly, home) / million * 1e6
-    found["mb_per_million_scheduled"] = memory_mb(scheduled, home) / million * 1e6
-    found["mb_per_million_dedup_ids"] = memory_mb(with_dedup_ids, home, Policy(dedup_window=60 * MINUTE)) / million * 1e6
-    found["mb_per_million_of_a_held_key"] = memory_mb(of_one_key, home) / million * 1e6
-    found["mb_per_million_of_a_held_key_among_others"] = memory_mb(lambda part: of_one_key(part, 2), home) / million * 1e6
-    found["mb_per_million_leased_in_batches"] = memory_mb(leased, home) / million * 1e6
-    found["mb_per_million_delayed_after_failure"] = memory_mb(delayed, home) / million * 1e6
+    found["mb_per_million_waiting"] = memory_mb(lambda part: produce(part, million), root) / million * 1e6
+    found["mb_per_million_waiting_produced_singly"] = memory_mb(singly, root) / million * 1e6
+    found["mb_per_million_scheduled"] = memory_mb(scheduled, root) / million * 1e6
+    found["mb_per_million_dedup_ids"] = memory_mb(with_dedup_ids, root, Policy(dedup_window=60 * MINUTE)) / million * 1e6
+    found["mb_per_million_of_a_held_key"] = memory_mb(of_one_key, root) / million * 1e6
+    found["mb_per_million_of_a_held_key_among_others"] = memory_mb(lambda part: of_one_key(part, 2), root) / million * 1e6
+    found["mb_per_million_leased_in_batches"] = memory_mb(leased, root) / million * 1e6
+    found["mb_per_million_delayed_after_failure"] = memory_mb(delayed, root) / million * 1e6
 
 
 def resident_mb() -> float:
@@ -182,11 +182,11 @@ def resident_mb() -> float:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def sustained(home: Path, items: int, found: dict[str, Any]) -> None:
-    """Produce and drain with retention on: do disk and memory stay flat?"""
-    place = Path(tempfile.mkdtemp(dir=home))
+def sustained(root: Path, items: int, found: dict[str, Any]) -> None:
+    """Produce and drain with retention: disk and memory should not grow."""
+    directory = Path(tempfile.mkdtemp(dir=root))
     policy = Policy(retention=Retention(max_bytes=256 * MIB))
-    part = open_partition(place, policy, segment_bytes=32 * MIB)
+    part = open_partition(directory, policy, segment_bytes=32 * MIB)
     disk: list[float] = []
     memory: list[float] = []
     share = items // 20
@@ -195,32 +195,32 @@ def sustained(home: Path, items: int, found: dict[str, Any]) -> None:
         for _ in range(share // BATCH):
             produce_sample(part)
             drain_sample(part)
-        disk.append(sum(path.stat().st_size for path in place.iterdir()) / 1e6)
+        disk.append(sum(path.stat().st_size for path in directory.iterdir()) / 1e6)
         memory.append(resident_mb())
     found["sustained_items_per_s"] = items / (time.perf_counter() - began)
     found["sustained_disk_mb"] = {"after a quarter": disk[4], "most after that": max(disk[4:]), "at the end": disk[-1]}
     found["sustained_memory_mb"] = {"after a quarter": memory[4], "most after that": max(memory[4:]), "at the end": memory[-1]}
     part.close()
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
 
 
-def many_queues(home: Path, queues: int, found: dict[str, Any]) -> None:
-    """Queues of eight partitions, most of them idle: to create, to close, to open again; what an open broker holds."""
-    place = home / "many"
-    broker = penstock.open(place)
+def many_queues(root: Path, queues: int, found: dict[str, Any]) -> None:
+    """Queues of eight partitions, most of them idle: time to create, close and open; descriptors and threads."""
+    directory = root / "many"
+    broker = penstock.open(directory)
     found["many_queues"] = queues
     found["many_create_s"] = seconds(lambda: [broker.create_queue(f"queue-{number}", partitions=8) for number in range(queues)])
     for number in range(0, queues, queues // 10):
         broker.queue(f"queue-{number}").produce("an item")
     found["many_close_s"] = seconds(broker.close)
     began = time.perf_counter()
-    broker = penstock.open(place)
+    broker = penstock.open(directory)
     found["many_open_s"] = time.perf_counter() - began
     found["many_descriptors"] = len(os.listdir("/proc/self/fd"))
     found["many_threads"] = len(os.listdir("/proc/self/task"))
     found["many_first_lease_s"] = seconds(lambda: broker.queue("queue-0").lease(1).complete())
     broker.close()
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
 
 
 def ratios(found: dict[str, Any], depths: list[int]) -> dict[str, tuple[float, str, float]]:
@@ -257,12 +257,12 @@ def main() -> None:
     options = parser.parse_args()
     depths = sorted({10_000, options.most // 10, options.most})
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as place:
-        home = Path(place)
-        at_depth(home, depths, found)
-        memories(home, options.most // 10, found)
-        sustained(home, options.most * 2, found)
-        many_queues(home, max(10, options.most // 10_000), found)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
+        root = Path(directory)
+        at_depth(root, depths, found)
+        memories(root, options.most // 10, found)
+        sustained(root, options.most * 2, found)
+        many_queues(root, max(10, options.most // 10_000), found)
     compared = ratios(found, depths)
     show(found, compared)
     if not options.no_write:

@@ -1,9 +1,10 @@
-"""How fast is one partition, against the disk's own limit and against two embedded queues on the same work?
+"""Measures one partition, compared with the disk's limit and with two other embedded queues.
 
     make bench-engine                    (python benchmarks/engine.py [--items N] [--rounds N] [--no-write])
 
-One partition, 100-byte random payloads, batches of 1,000. Every figure is the median of rounds, and what is compared is measured
-in turn within each round, because machines are noisy: read the ratios. Writes benchmarks/results/engine.json.
+One partition, 100-byte random payloads, batches of 1,000. Every figure is the median of several rounds. What is
+compared is measured in turn within each round, because machines are noisy: read the ratios. Writes
+benchmarks/results/engine.json.
 """
 
 import argparse
@@ -45,15 +46,15 @@ Figures = dict[str, list[float]]
 
 
 @contextmanager
-def partition(home: Path, durability: Durability) -> Iterator[Partition]:
-    """A new partition in a directory of its own, removed afterwards."""
-    place = Path(tempfile.mkdtemp(dir=home))
-    made = Partition(FileLog(SystemFiles(), str(place), 1, 0, durability=durability), SystemClock())
+def partition(root: Path, durability: Durability) -> Iterator[Partition]:
+    """A new partition in its own directory, which is removed afterwards."""
+    directory = Path(tempfile.mkdtemp(dir=root))
+    made = Partition(FileLog(SystemFiles(), str(directory), 1, 0, durability=durability), SystemClock())
     try:
         yield made
     finally:
         made.close()
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 def per_second(items: int, work: Callable[[], object]) -> float:
@@ -82,7 +83,7 @@ def lease(part: Partition, want: int) -> LeaseAnswer:
 
 
 def drain(part: Partition, batch: int = BATCH) -> int:
-    """Lease, hold every payload as an object, complete: durably, a batch at a time."""
+    """Lease a batch, make a bytes object of every payload, complete the batch; with a commit each."""
     done = 0
     while (granted := lease(part, batch)).lease:
         done += len(part.payloads(granted.runs))
@@ -92,7 +93,7 @@ def drain(part: Partition, batch: int = BATCH) -> int:
 
 
 def drain_by_item(part: Partition) -> int:
-    """Lease a batch, touch each payload and complete it by a command of its own; the answers leave together."""
+    """Lease a batch and complete each item with its own command; one commit per batch."""
     done = 0
     while (granted := lease(part, BATCH)).lease:
         start, _ = granted.runs
@@ -104,13 +105,13 @@ def drain_by_item(part: Partition) -> int:
 
 
 def drain_singly(part: Partition) -> int:
-    """Lease one, complete one, each committed on its own."""
+    """Lease and complete one item at a time, with a commit for each step."""
     return drain(part, 1)
 
 
-def raw(home: Path, size: int, times: int) -> None:
-    """The limit: the same bytes written and fdatasynced, no queue."""
-    path = home / "raw"
+def raw(root: Path, size: int, times: int) -> None:
+    """The limit: write and fdatasync the same bytes without a queue."""
+    path = root / "raw"
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     blob = os.urandom(size)
     for _ in range(times):
@@ -126,24 +127,24 @@ def size_on_disk(part: Partition) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(log.directory))
 
 
-def batch_round(home: Path, items: int, found: Figures) -> None:
+def batch_round(root: Path, items: int, found: Figures) -> None:
     batches = [[os.urandom(PAYLOAD) for _ in range(BATCH)] for _ in range(items // BATCH)]
-    with partition(home, "fsync") as part:
+    with partition(root, "fsync") as part:
         frame_bytes = BATCH * (PAYLOAD + 4) + 88
-        found["raw_fsync_per_s"].append(per_second(items, lambda: raw(home, frame_bytes, len(batches))))
+        found["raw_fsync_per_s"].append(per_second(items, lambda: raw(root, frame_bytes, len(batches))))
         found["produce_batch_fsync_per_s"].append(per_second(items, lambda: produce(part, batches)))
         found["drain_batch_per_s"].append(per_second(items, lambda: _all(drain(part), items)))
         found["bytes_per_item"].append(size_on_disk(part) / items)
         produce(part, batches)
         found["drain_item_per_s"].append(per_second(items, lambda: _all(drain_by_item(part), items)))
         found["arrow_decode_ns_per_item"].append(arrow_decode(part))
-    with partition(home, "os") as part:
+    with partition(root, "os") as part:
         found["produce_batch_os_per_s"].append(per_second(items, lambda: produce(part, batches)))
-    with partition(home, "fsync") as part:
+    with partition(root, "fsync") as part:
         names = customers(KEYS, len(batches))
         found["produce_keyed_batch_fsync_per_s"].append(per_second(items, lambda: produce_keyed(part, batches, names)))
         found["keyed_drain_per_s"].append(per_second(items, lambda: _all(drain(part), items)))
-    with partition(home, "fsync") as part:  # the hard case: most of what a lease meets is behind another item of its key
+    with partition(root, "fsync") as part:  # the hard case: the keys of most items are busy
         some = len(batches) // 10
         produce_keyed(part, batches[:some], customers(HOT_KEYS, some))
         found["hot_keyed_drain_per_s"].append(per_second(some * BATCH, lambda: _all(drain(part), some * BATCH)))
@@ -153,9 +154,9 @@ def customers(keys: int, batches: int) -> list[list[bytes]]:
     return [[b"customer-%d" % random.randrange(keys) for _ in range(BATCH)] for _ in range(batches)]
 
 
-def single_round(home: Path, items: int, found: Figures) -> None:
+def single_round(root: Path, items: int, found: Figures) -> None:
     payloads = [[os.urandom(PAYLOAD)] for _ in range(items)]
-    with partition(home, "os") as part:
+    with partition(root, "os") as part:
         found["produce_single_os_per_s"].append(per_second(items, lambda: produce(part, payloads)))
         found["consume_single_os_per_s"].append(per_second(items, lambda: _all(drain_singly(part), items)))
 
@@ -170,16 +171,16 @@ def arrow_decode(part: Partition) -> float:
 
 def _all(done: int, items: int) -> None:
     if done != items:
-        raise SystemExit(f"drained {done} of {items} items: the figures mean nothing")
+        raise SystemExit(f"drained {done} of {items} items: the figures are invalid")
 
 
 def together(*rates: float) -> float:
-    """Items per second through several stages, one after the other."""
+    """Items per second through several stages in sequence."""
     return 1 / sum(1 / rate for rate in rates)
 
 
 def ratios(rate: dict[str, float]) -> dict[str, tuple[float, str, float]]:
-    """What the issue aims at: value, comparison, aim."""
+    """The ratios with their aims: value, comparison, aim."""
     batch = together(rate["produce_batch_fsync_per_s"], rate["drain_batch_per_s"])
     single = together(rate["produce_single_os_per_s"], rate["consume_single_os_per_s"])
     found = {
@@ -214,12 +215,12 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="do not write the results file")
     options = parser.parse_args()
     found: Figures = defaultdict(list)
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as directory:
+        root = Path(directory)
         for _ in range(options.rounds):
-            batch_round(home, options.items, found)
-            single_round(home, SINGLES, found)
-            peers.measure(home, found, per_second)
+            batch_round(root, options.items, found)
+            single_round(root, SINGLES, found)
+            peers.measure(root, found, per_second)
     rate = {name: statistics.median(values) for name, values in found.items()}
     compared = ratios(rate)
     show(rate, compared)

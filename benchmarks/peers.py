@@ -1,8 +1,8 @@
-"""The same work on two embedded queues, each given its best: put, get, acknowledge of 100-byte payloads.
+"""Measures two other embedded queues with their best settings: put, get and acknowledge 100-byte payloads.
 
-Durable: `synchronous=FULL`, so that an acknowledged item survives a power cut, and batches of 1,000 in one transaction where the
-queue has transactions. Single: one item per call, `synchronous=OFF`. They are measured on fewer items than we are, and shallow,
-because both slow down with depth.
+Durable: `synchronous=FULL`, so that an acknowledged item survives a power failure, and 1,000 items per transaction if
+the queue has transactions. Single: one item per call, `synchronous=OFF`. They are measured with fewer items than
+Penstock, because both become slower with depth.
 """
 
 import os
@@ -19,15 +19,15 @@ PEERS = ("litequeue", "persist_queue")
 Rate = Callable[[int, Callable[[], object]], float]
 
 
-def measure(home: Path, found: dict[str, list[float]], rate: Rate) -> None:
+def measure(root: Path, found: dict[str, list[float]], rate: Rate) -> None:
     payloads = [os.urandom(50).hex() for _ in range(ITEMS)]  # litequeue takes text
-    _litequeue(home, found, rate, payloads)
-    _persist_queue(home, found, rate, payloads)
+    _litequeue(root, found, rate, payloads)
+    _persist_queue(root, found, rate, payloads)
 
 
-def _litequeue(home: Path, found: dict[str, list[float]], rate: Rate, payloads: list[str]) -> None:
+def _litequeue(root: Path, found: dict[str, list[float]], rate: Rate, payloads: list[str]) -> None:
     for kind, level in (("durable", "FULL"), ("single", "OFF")):
-        path = home / f"lite-{kind}.db"
+        path = root / f"lite-{kind}.db"
         queue = litequeue.LiteQueue(path)
         queue.conn.execute(f"PRAGMA synchronous={level}")
 
@@ -46,7 +46,7 @@ def _litequeue(home: Path, found: dict[str, list[float]], rate: Rate, payloads: 
 
         if kind == "durable":
             found["litequeue_durable_produce_per_s"].append(rate(ITEMS, lambda: in_one(put)))
-            # `pop` begins a transaction of its own and cannot be batched
+            # `pop` begins its own transaction and cannot be batched
             found["litequeue_durable_consume_per_s"].append(rate(ITEMS, take))
         else:
             found["litequeue_single_produce_per_s"].append(rate(ITEMS, put))
@@ -55,12 +55,12 @@ def _litequeue(home: Path, found: dict[str, list[float]], rate: Rate, payloads: 
         _remove(path)
 
 
-def _persist_queue(home: Path, found: dict[str, list[float]], rate: Rate, payloads: list[str]) -> None:
+def _persist_queue(root: Path, found: dict[str, list[float]], rate: Rate, payloads: list[str]) -> None:
     for kind, level in (("durable", "FULL"), ("single", "OFF")):
-        place = home / f"persist-{kind}"
+        directory = root / f"persist-{kind}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            queue = persistqueue.SQLiteAckQueue(str(place), multithreading=False, auto_commit=True)
+            queue = persistqueue.SQLiteAckQueue(str(directory), multithreading=False, auto_commit=True)
         for connection in {queue._putter, queue._getter}:
             connection.execute(f"PRAGMA synchronous={level}")
 
@@ -75,9 +75,9 @@ def _persist_queue(home: Path, found: dict[str, list[float]], rate: Rate, payloa
         found[f"persist_queue_{kind}_produce_per_s"].append(rate(ITEMS, put))
         found[f"persist_queue_{kind}_consume_per_s"].append(rate(ITEMS, take))
         queue.close()
-        for left in place.iterdir():
+        for left in directory.iterdir():
             left.unlink()
-        place.rmdir()
+        directory.rmdir()
 
 
 def _remove(path: Path) -> None:

@@ -1,9 +1,9 @@
-"""What does the public API cost over the bare engine, and how does it scale with threads and partitions?
+"""Measures the public API, compared with a bare partition, and how it scales with threads and partitions.
 
     make bench-queues                    (python benchmarks/queues.py [--items N] [--rounds N] [--no-write])
 
-100-byte random payloads. Every figure is the median of rounds, and what is compared is measured in turn within each round, because
-machines are noisy: read the ratios. Writes benchmarks/results/queues.json.
+100-byte random payloads. Every figure is the median of several rounds. What is compared is measured in turn
+within each round, because machines are noisy: read the ratios. Writes benchmarks/results/queues.json.
 """
 
 import argparse
@@ -41,15 +41,15 @@ Figures = dict[str, list[float]]
 
 
 @contextmanager
-def queue(home: Path, durability: Durability = "fsync", partitions: int = 1) -> Iterator[penstock.Queue]:
-    """A new queue in a directory of its own, removed afterwards."""
-    place = Path(tempfile.mkdtemp(dir=home))
-    broker = penstock.open(place, durability=durability)
+def queue(root: Path, durability: Durability = "fsync", partitions: int = 1) -> Iterator[penstock.Queue]:
+    """A new queue in its own directory, which is removed afterwards."""
+    directory = Path(tempfile.mkdtemp(dir=root))
+    broker = penstock.open(directory, durability=durability)
     try:
         yield broker.create_queue("bench", partitions=partitions)
     finally:
         broker.close()
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
 def produce(target: penstock.Queue, batches: list[list[bytes]]) -> None:
@@ -58,7 +58,7 @@ def produce(target: penstock.Queue, batches: list[list[bytes]]) -> None:
 
 
 def drain(target: penstock.Queue, batch: int = BATCH) -> int:
-    """Lease, hold every payload as an object, complete, a batch at a time."""
+    """Lease a batch, make a bytes object of every payload, complete the batch."""
     done = 0
     while leases := target.lease(batch):
         done += len(leases.payloads)
@@ -66,8 +66,8 @@ def drain(target: penstock.Queue, batch: int = BATCH) -> int:
     return done
 
 
-async def aproduce_and_drain(place: Path, durability: Durability, batches: list[list[bytes]], figures: Figures, name: str) -> None:
-    async with await penstock.aopen(place, durability=durability) as broker:
+async def aproduce_and_drain(directory: Path, durability: Durability, batches: list[list[bytes]], figures: Figures, name: str) -> None:
+    async with await penstock.aopen(directory, durability=durability) as broker:
         target = await broker.create_queue("bench")
         items = sum(map(len, batches))
         began = time.perf_counter()
@@ -83,9 +83,9 @@ async def aproduce_and_drain(place: Path, durability: Durability, batches: list[
         figures[f"{name}_async_drain"].append(items / (time.perf_counter() - middle))
 
 
-async def aproduce_side_by_side(place: Path, payload: bytes) -> float:
+async def aproduce_side_by_side(directory: Path, payload: bytes) -> float:
     """Single durable items from many tasks at once."""
-    async with await penstock.aopen(place) as broker:
+    async with await penstock.aopen(directory) as broker:
         target = await broker.create_queue("bench")
 
         async def one() -> None:
@@ -98,7 +98,7 @@ async def aproduce_side_by_side(place: Path, payload: bytes) -> float:
 
 
 def threads_produce(target: penstock.Queue, threads: int, each: int, payload: bytes) -> float:
-    """Single items from so many threads; items per second."""
+    """Items per second when threads produce single items."""
     ready = threading.Barrier(threads + 1)
 
     def work() -> None:
@@ -117,7 +117,7 @@ def threads_produce(target: penstock.Queue, threads: int, each: int, payload: by
 
 
 def ping(target: penstock.Queue) -> list[float]:
-    """How long from produce to a waiting lease, on an idle queue: seconds, each time."""
+    """Seconds from produce until a waiting lease returns, on an idle queue; one value per item."""
     sent: list[float] = []
     took: list[float] = []
     listening, heard = threading.Semaphore(0), threading.Semaphore(0)
@@ -143,49 +143,49 @@ def ping(target: penstock.Queue) -> list[float]:
     return took
 
 
-def against_the_engine(home: Path, batches: list[list[bytes]], figures: Figures) -> None:
+def against_the_engine(root: Path, batches: list[list[bytes]], figures: Figures) -> None:
     """Batches through the API and through a bare partition, with and without fsync."""
     items = sum(map(len, batches))
     for durability in ("fsync", "os"):
-        with engine.partition(home, durability) as part:
+        with engine.partition(root, durability) as part:
             figures[f"{durability}_engine_produce"].append(engine.per_second(items, lambda: engine.produce(part, batches)))
             figures[f"{durability}_engine_drain"].append(engine.per_second(items, lambda: engine.drain(part)))
-        with queue(home, durability) as target:
+        with queue(root, durability) as target:
             figures[f"{durability}_produce"].append(engine.per_second(items, lambda: produce(target, batches)))
             figures[f"{durability}_drain"].append(engine.per_second(items, lambda: drain(target)))
-        place = Path(tempfile.mkdtemp(dir=home))
-        asyncio.run(aproduce_and_drain(place, durability, batches, figures, durability))
-        shutil.rmtree(place)
+        directory = Path(tempfile.mkdtemp(dir=root))
+        asyncio.run(aproduce_and_drain(directory, durability, batches, figures, durability))
+        shutil.rmtree(directory)
 
 
-def singles(home: Path, payload: bytes, figures: Figures) -> None:
-    """One item a call: produce, lease, complete."""
+def singles(root: Path, payload: bytes, figures: Figures) -> None:
+    """One item per call: produce, lease, complete."""
     for durability, number in (("fsync", SINGLES // 10), ("os", SINGLES)):
-        with queue(home, durability) as target:
+        with queue(root, durability) as target:
             figures[f"{durability}_single_produce"].append(
                 engine.per_second(number, lambda: [target.produce(payload) for _ in range(number)])  # noqa: B023
             )
             figures[f"{durability}_single_drain"].append(engine.per_second(number, lambda: drain(target, 1)))
 
 
-def side_by_side(home: Path, payload: bytes, figures: Figures) -> None:
-    """Many callers share one sync."""
-    with queue(home) as target:
+def side_by_side(root: Path, payload: bytes, figures: Figures) -> None:
+    """Many callers at the same time, whose writes share a sync."""
+    with queue(root) as target:
         figures["threads_1"].append(threads_produce(target, 1, PER_THREAD, payload))
         figures[f"threads_{THREADS}"].append(threads_produce(target, THREADS, PER_THREAD, payload))
-    place = Path(tempfile.mkdtemp(dir=home))
-    figures[f"tasks_{THREADS}"].append(asyncio.run(aproduce_side_by_side(place, payload)))
-    shutil.rmtree(place)
+    directory = Path(tempfile.mkdtemp(dir=root))
+    figures[f"tasks_{THREADS}"].append(asyncio.run(aproduce_side_by_side(directory, payload)))
+    shutil.rmtree(directory)
 
 
-def widths(home: Path, batches: list[list[bytes]], keys: list[list[str]], figures: Figures) -> None:
-    """One producer and one consumer over more and more partitions, with and without keys."""
+def widths(root: Path, batches: list[list[bytes]], keys: list[list[str]], figures: Figures) -> None:
+    """One producer and one consumer with a growing number of partitions, with and without keys."""
     items = sum(map(len, batches))
     for width in WIDTHS:
-        with queue(home, partitions=width) as target:
+        with queue(root, partitions=width) as target:
             figures[f"width_{width}_produce"].append(engine.per_second(items, lambda: produce(target, batches)))
             figures[f"width_{width}_drain"].append(engine.per_second(items, lambda: drain(target)))
-        with queue(home, partitions=width) as target:
+        with queue(root, partitions=width) as target:
             keyed = [[penstock.NewItem(p, key=k) for p, k in zip(*pair, strict=True)] for pair in zip(batches, keys, strict=True)]
             figures[f"width_{width}_keyed_produce"].append(
                 engine.per_second(items, lambda: [target.produce_many(batch) for batch in keyed])  # noqa: B023
@@ -193,16 +193,16 @@ def widths(home: Path, batches: list[list[bytes]], keys: list[list[str]], figure
             figures[f"width_{width}_keyed_drain"].append(engine.per_second(items, lambda: drain(target)))
 
 
-def latency(home: Path, figures: Figures) -> None:
+def latency(root: Path, figures: Figures) -> None:
     for durability in ("fsync", "os"):
-        with queue(home, durability) as target:
+        with queue(root, durability) as target:
             took = sorted(ping(target))
             figures[f"{durability}_idle_p50_us"].append(took[len(took) // 2] * 1e6)
             figures[f"{durability}_idle_p99_us"].append(took[len(took) * 99 // 100] * 1e6)
 
 
 def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
-    """What is to be read: ratio and aim."""
+    """The ratios with their aims."""
     made = {
         f"{verb}, {how}{durability}, of the bare engine": (
             found[f"{durability}_{key}{verb}"] / found[f"{durability}_engine_{verb}"],
@@ -231,16 +231,16 @@ def main() -> None:
     keys = [[f"key-{rng.randrange(KEYS)}" for _ in range(BATCH)] for _ in batches]
     figures: Figures = defaultdict(list)
     steps: list[Callable[[Path], None]] = [
-        lambda home: against_the_engine(home, batches, figures),
-        lambda home: singles(home, batches[0][0], figures),
-        lambda home: side_by_side(home, batches[0][0], figures),
-        lambda home: widths(home, batches[: len(batches) // 4], keys[: len(batches) // 4], figures),
-        lambda home: latency(home, figures),
+        lambda root: against_the_engine(root, batches, figures),
+        lambda root: singles(root, batches[0][0], figures),
+        lambda root: side_by_side(root, batches[0][0], figures),
+        lambda root: widths(root, batches[: len(batches) // 4], keys[: len(batches) // 4], figures),
+        lambda root: latency(root, figures),
     ]
     for _ in range(given.rounds):
         for step in steps:
-            with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
-                step(Path(home))
+            with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
+                step(Path(root))
     found = {name: statistics.median(values) for name, values in figures.items()}
     read = ratios(found)
     print(f"{'':62} measured     aim")

@@ -1,10 +1,11 @@
-"""How fast does Spark read and write a queue, beside its own Parquet on the same rows?
+"""Measures how fast Spark reads and writes a queue, compared with Parquet files of the same rows.
 
     make bench-spark                     (python benchmarks/spark.py [--items N] [--rounds N] [--no-write])
 
-Four partitions of 500,000 items of 100 random bytes, with keys. What is compared is measured in turn within each round of one Spark
-session, because machines are noisy: read the ratios, which are medians over the rounds. Nothing is left out: reads go to a `noop`
-sink that takes every row; writes end with an fsync of every file on both sides. Writes benchmarks/results/spark.json.
+Four partitions of 500,000 items of 100 random bytes, with keys. What is compared is measured in turn within each round
+of one Spark session, because machines are noisy: read the ratios, which are medians over the rounds. Reads go to a
+`noop` sink, which takes every row; writes end with an fsync of every file, also for Parquet. Writes
+benchmarks/results/spark.json.
 """
 
 import argparse
@@ -45,9 +46,9 @@ def timed(work: Callable[..., object], *args: Any) -> float:
     return time.perf_counter() - began
 
 
-def fill(place: Path, items: int) -> None:
-    """A queue of that many items."""
-    with penstock.open(place, durability="os") as broker:
+def fill(directory: Path, items: int) -> None:
+    """Make a queue with items."""
+    with penstock.open(directory, durability="os") as broker:
         queue = broker.create_queue("bench", partitions=PARTITIONS)
         for start in range(0, items, CHUNK):
             count = min(CHUNK, items - start)
@@ -57,8 +58,8 @@ def fill(place: Path, items: int) -> None:
             queue.produce_arrow(pa.table({"payload": payload, "key": keys}))
 
 
-def queue_of(spark: SparkSession, place: Path, **options: Any) -> DataFrame:
-    return spark.read.format("penstock").options(broker=str(place), queue="bench", **options).load()
+def queue_of(spark: SparkSession, directory: Path, **options: Any) -> DataFrame:
+    return spark.read.format("penstock").options(broker=str(directory), queue="bench", **options).load()
 
 
 def take_all(frame: DataFrame) -> None:
@@ -66,42 +67,42 @@ def take_all(frame: DataFrame) -> None:
 
 
 def sync_all(folder: Path) -> None:
-    """Every file of a folder, and the folder."""
+    """Sync every file of a folder, and the folder."""
     for path in [*folder.rglob("*"), folder]:
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
 
 
-# -- what is measured --------------------------------------------------------------------------------
+# -- measurements ------------------------------------------------------------------------------------
 
 
-def reading(spark: SparkSession, home: Path, rounds: int, times: Times) -> None:
+def reading(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
     for _ in range(rounds + 1):
-        files = spark.read.parquet(str(home / "parquet"))
-        times["read: penstock"].append(timed(take_all, queue_of(spark, home / "queue")))
+        files = spark.read.parquet(str(root / "parquet"))
+        times["read: penstock"].append(timed(take_all, queue_of(spark, root / "queue")))
         times["read: parquet"].append(timed(take_all, files))
-        times["read two columns: penstock"].append(timed(take_all, queue_of(spark, home / "queue", columns="key,payload")))
+        times["read two columns: penstock"].append(timed(take_all, queue_of(spark, root / "queue", columns="key,payload")))
         times["read two columns: parquet"].append(timed(take_all, files.select("key", "payload")))
 
 
-def writing(spark: SparkSession, home: Path, rounds: int, times: Times) -> None:
-    """The same rows, from memory: published, and adopted by the owner; against files that are synced."""
-    rows = spark.read.parquet(str(home / "parquet")).select("key", "payload").repartition(PARTITIONS).cache()
+def writing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
+    """Write the same rows from memory to a queue (publish, then adopt) and to Parquet files (with fsync)."""
+    rows = spark.read.parquet(str(root / "parquet")).select("key", "payload").repartition(PARTITIONS).cache()
     count = rows.count()
     for number in range(rounds + 1):
-        place, files = home / f"written{number}", home / f"written{number}.parquet"
-        with penstock.open(place) as broker:
+        directory, files = root / f"written{number}", root / f"written{number}.parquet"
+        with penstock.open(directory) as broker:
             broker.create_queue("bench", partitions=PARTITIONS)
-        save = rows.write.format("penstock").options(broker=str(place), queue="bench", adoptTimeout="0").mode("append")
+        save = rows.write.format("penstock").options(broker=str(directory), queue="bench", adoptTimeout="0").mode("append")
         times["write: penstock"].append(timed(save.save))
         began = time.perf_counter()
-        with penstock.open(place) as broker:
-            while broker.queue("bench").stats().ready < count:  # a large drop is adopted while the broker is at work
+        with penstock.open(directory) as broker:
+            while broker.queue("bench").stats().ready < count:  # a large write is adopted in steps
                 time.sleep(0.01)
             times["adopt: penstock"].append(time.perf_counter() - began)
         times["write: parquet"].append(timed(save_synced, rows, files))
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
         shutil.rmtree(files)
     rows.unpersist()
 
@@ -111,16 +112,16 @@ def save_synced(rows: DataFrame, folder: Path) -> None:
     sync_all(folder)
 
 
-def streaming(spark: SparkSession, home: Path, items: int, rounds: int, times: Times) -> None:
-    """Everything in four batches, by the stream and by Spark's own stream of files."""
+def streaming(spark: SparkSession, root: Path, items: int, rounds: int, times: Times) -> None:
+    """Read everything in four micro-batches, as a stream of the queue and as a stream of Parquet files."""
     for number in range(rounds + 1):
         share = {"maxItemsPerTrigger": str(items // PARTITIONS)}
-        ours = spark.readStream.format("penstock").options(broker=str(home / "queue"), queue="bench", **share).load()
-        schema = spark.read.parquet(str(home / "parquet")).schema
-        native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(home / "parquet"))
+        ours = spark.readStream.format("penstock").options(broker=str(root / "queue"), queue="bench", **share).load()
+        schema = spark.read.parquet(str(root / "parquet")).schema
+        native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(root / "parquet"))
         for name, frame in (("penstock", ours), ("parquet", native)):
             began = time.perf_counter()
-            batches = drain(frame, home / f"{name}{number}.checkpoint")
+            batches = drain(frame, root / f"{name}{number}.checkpoint")
             times[f"stream: {name}"].append(time.perf_counter() - began)
             times[f"stream, its batches: {name}"].append(
                 sum(one["durationMs"]["triggerExecution"] for one in batches if one["numInputRows"]) / 1_000
@@ -133,20 +134,20 @@ def drain(frame: DataFrame, checkpoint: Path) -> list[Any]:
     return [*started.recentProgress]
 
 
-def tiny_batches(spark: SparkSession, home: Path) -> dict[str, float]:
-    """What a micro-batch costs that has next to nothing in it."""
-    ours = spark.readStream.format("penstock").options(broker=str(home / "small"), queue="bench", maxItemsPerTrigger="4").load()
-    schema = spark.read.parquet(str(home / "tiny")).schema
-    native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(home / "tiny"))
+def tiny_batches(spark: SparkSession, root: Path) -> dict[str, float]:
+    """Milliseconds of a micro-batch with four rows."""
+    ours = spark.readStream.format("penstock").options(broker=str(root / "small"), queue="bench", maxItemsPerTrigger="4").load()
+    schema = spark.read.parquet(str(root / "tiny")).schema
+    native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(root / "tiny"))
     found = {}
     for name, frame in (("penstock", ours), ("parquet", native)):
-        taken = [one["durationMs"]["triggerExecution"] for one in drain(frame, home / f"tiny {name}.checkpoint") if one["numInputRows"]]
+        taken = [one["durationMs"]["triggerExecution"] for one in drain(frame, root / f"tiny {name}.checkpoint") if one["numInputRows"]]
         found[name] = statistics.median(taken[1:])
     return found
 
 
-def routing(spark: SparkSession, home: Path, rounds: int, times: Times) -> None:
-    keys = spark.read.parquet(str(home / "parquet")).select("key").repartition(PARTITIONS).cache()
+def routing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
+    keys = spark.read.parquet(str(root / "parquet")).select("key").repartition(PARTITIONS).cache()
     keys.count()
     for _ in range(rounds + 3):
         times["route: xxhash64"].append(timed(take_all, keys.select(F.xxhash64("key"))))
@@ -154,21 +155,21 @@ def routing(spark: SparkSession, home: Path, rounds: int, times: Times) -> None:
     keys.unpersist()
 
 
-# -- the whole ---------------------------------------------------------------------------------------
+# -- the program -------------------------------------------------------------------------------------
 
 
-def prepare(spark: SparkSession, home: Path, items: int) -> None:
-    fill(home / "queue", items)
-    queue_of(spark, home / "queue").repartition(PARTITIONS).write.parquet(str(home / "parquet"))
-    fill(home / "small", 4 * TINY_BATCHES)
-    queue_of(spark, home / "small").repartition(TINY_BATCHES).write.parquet(str(home / "tiny"))
+def prepare(spark: SparkSession, root: Path, items: int) -> None:
+    fill(root / "queue", items)
+    queue_of(spark, root / "queue").repartition(PARTITIONS).write.parquet(str(root / "parquet"))
+    fill(root / "small", 4 * TINY_BATCHES)
+    queue_of(spark, root / "small").repartition(TINY_BATCHES).write.parquet(str(root / "tiny"))
 
 
-def on_one_core(home: Path, rounds: int) -> float:
-    """The same read by a session with one core, in a process of its own."""
-    command = [sys.executable, __file__, "--cores", "1", "--rounds", str(rounds), "--home", str(home)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(told.strip().splitlines()[-1])
+def on_one_core(root: Path, rounds: int) -> float:
+    """Seconds of the same read by a session with one core, in another process."""
+    command = [sys.executable, __file__, "--cores", "1", "--rounds", str(rounds), "--root", str(root)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(printed.strip().splitlines()[-1])
 
 
 def median(times: Times, name: str) -> float:
@@ -176,7 +177,7 @@ def median(times: Times, name: str) -> float:
 
 
 def ratio(times: Times, ours: str, theirs: str) -> float:
-    """How much faster ours was, round by round."""
+    """How much faster Penstock was: the median over the rounds."""
     return statistics.median(their / our for our, their in zip(times[ours][1:], times[theirs][1:], strict=True))
 
 
@@ -186,27 +187,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-write", action="store_true", help="do not write the results")
     parser.add_argument("--cores", type=int, default=2, help=argparse.SUPPRESS)
-    parser.add_argument("--home", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--root", type=Path, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     spark = penstock.spark.session("bench", master=f"local[{args.cores}]", **{"spark.driver.memory": "4g"})
     times: Times = defaultdict(list)
-    if args.home is not None:
+    if args.root is not None:
         for _ in range(args.rounds + 1):
-            times["read"].append(timed(take_all, queue_of(spark, args.home / "queue")))
+            times["read"].append(timed(take_all, queue_of(spark, args.root / "queue")))
         print(median(times, "read"))
         return
-    home = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
+    root = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
-        prepare(spark, home, args.items)
-        reading(spark, home, args.rounds, times)
-        writing(spark, home, args.rounds, times)
-        streaming(spark, home, args.items, args.rounds, times)
-        routing(spark, home, args.rounds, times)
-        tiny = tiny_batches(spark, home)
+        prepare(spark, root, args.items)
+        reading(spark, root, args.rounds, times)
+        writing(spark, root, args.rounds, times)
+        streaming(spark, root, args.items, args.rounds, times)
+        routing(spark, root, args.rounds, times)
+        tiny = tiny_batches(spark, root)
         spark.stop()
-        alone = on_one_core(home, args.rounds)
+        alone = on_one_core(root, args.rounds)
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
     show(args, times, tiny, alone)
 
 

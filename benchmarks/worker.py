@@ -1,10 +1,10 @@
-"""What does a worker cost over its handlers?
+"""Measures a worker, compared with its handlers without a worker.
 
     make bench-worker                    (python benchmarks/worker.py [--rounds N] [--no-write])
 
-100-byte random payloads, every item durable before it counts as done. The ideal is the same handlers run bare, by as many threads, tasks
-or processes, once before and once after the worker. Every figure is the median of rounds, and every ratio the median of the ratios of
-rounds, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
+100-byte random payloads; completions are durable. The ideal is the same handlers run without a worker, by as many
+threads, tasks or processes, once before and once after the worker. Every figure and every ratio is the median of
+several rounds, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
 """
 
 import argparse
@@ -33,13 +33,13 @@ BATCH = 1_000
 NOOPS = 300_000
 PROCESSES = 2
 SPINS = 40_000
-"""Steps of a handler that needs a processor: about a millisecond."""
+"""Loop steps of the handler that uses the CPU: about a millisecond."""
 SPUN = 4_000
-"""Of those, so many."""
+"""Items for the handler that uses the CPU."""
 MILLISECONDS = {16: 15_000, 256: 40_000}
-"""Concurrency, and items of one millisecond."""
+"""Concurrency, and number of items whose handler sleeps a millisecond."""
 WARM = 20
-"""Items for each place, handled before the clock runs: threads and processes have started by then."""
+"""Items per handler slot that are handled before the measurement: threads and processes have started then."""
 RESULTS = Path(__file__).parent / "results" / "worker.json"
 
 Figures = dict[str, list[float]]
@@ -71,7 +71,7 @@ def spin(item: object) -> None:
 
 
 def bare_threads(handler: Callable[[Any], None], items: list[Any], threads: int) -> float:
-    """The handler in so many threads, without a worker; items per second."""
+    """Items per second of the handler in threads, without a worker."""
     waiting = deque(items)
     ready = threading.Barrier(threads + 1)
 
@@ -119,7 +119,7 @@ def _spin_many(count: int) -> float:
 
 
 def bare_processes(count: int, processes: int) -> float:
-    """The handler in so many processes, each with its part of the items from the beginning."""
+    """Items per second of the handler in processes, each with a fixed part of the items."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(_spin_many, [1] * processes, 1)
         began = time.perf_counter()
@@ -130,20 +130,20 @@ def bare_processes(count: int, processes: int) -> float:
 # -- workers ---------------------------------------------------------------------------------------------
 
 
-def produced(home: Path, count: int, rng: random.Random) -> tuple[Path, penstock.Broker, penstock.Queue]:
-    place = Path(tempfile.mkdtemp(dir=home))
-    broker = penstock.open(place)
+def produced(root: Path, count: int, rng: random.Random) -> tuple[Path, penstock.Broker, penstock.Queue]:
+    directory = Path(tempfile.mkdtemp(dir=root))
+    broker = penstock.open(directory)
     queue = broker.create_queue("bench")
     payloads = [rng.randbytes(PAYLOAD) for _ in range(BATCH)]
     for start in range(0, count, BATCH):
         queue.produce_many(payloads[: min(BATCH, count - start)])
-    return place, broker, queue
+    return directory, broker, queue
 
 
-def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
+def handled(root: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
     """Items per second of a worker, from when it is warm until the last is settled."""
     warm: int = WARM * max(options.values())
-    place, broker, queue = produced(home, count + warm, rng)
+    directory, broker, queue = produced(root, count + warm, rng)
     worker = Worker(queue, handler, **options)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -156,47 +156,47 @@ def handled(home: Path, handler: Callable[[Any], Any], count: int, rng: random.R
     worker.stop()
     thread.join()
     broker.close()
-    shutil.rmtree(place)
+    shutil.rmtree(directory)
     return (count + warm - before) / took
 
 
-# -- what is measured ------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------------
 
 
 def compared(figures: Figures, name: str, bare: Callable[[], float], worker: Callable[[], float]) -> None:
-    """A worker between two runs of the same without one."""
+    """Measure a worker, and the same handler without a worker before and after it."""
     before = bare()
     figures[name].append(worker())
     figures[f"bare_{name}"].append((before + bare()) / 2)
 
 
-def one_round(home: Path, rng: random.Random, figures: Figures) -> None:
-    figures["noop_threads"].append(handled(home, nothing, NOOPS, rng, concurrency=16))
-    figures["noop_tasks"].append(handled(home, anothing, NOOPS, rng, concurrency=16))
-    figures["noop_batch"].append(handled(home, nothing, NOOPS, rng, batch=500))
-    figures["noop_processes"].append(handled(home, nothing, NOOPS // 4, rng, processes=PROCESSES))
+def one_round(root: Path, rng: random.Random, figures: Figures) -> None:
+    figures["noop_threads"].append(handled(root, nothing, NOOPS, rng, concurrency=16))
+    figures["noop_tasks"].append(handled(root, anothing, NOOPS, rng, concurrency=16))
+    figures["noop_batch"].append(handled(root, nothing, NOOPS, rng, batch=500))
+    figures["noop_processes"].append(handled(root, nothing, NOOPS // 4, rng, processes=PROCESSES))
     for many, count in MILLISECONDS.items():
         items: list[Any] = [None] * count
         compared(
             figures,
             f"millisecond_threads_{many}",
             partial(bare_threads, millisecond, items, many),
-            partial(handled, home, millisecond, count, rng, concurrency=many),
+            partial(handled, root, millisecond, count, rng, concurrency=many),
         )
         compared(
             figures,
             f"millisecond_tasks_{many}",
             partial(bare_tasks, amillisecond, items, many),
-            partial(handled, home, amillisecond, count, rng, concurrency=many),
+            partial(handled, root, amillisecond, count, rng, concurrency=many),
         )
     compared(
-        figures, "spin_processes", partial(bare_processes, SPUN, PROCESSES), partial(handled, home, spin, SPUN, rng, processes=PROCESSES)
+        figures, "spin_processes", partial(bare_processes, SPUN, PROCESSES), partial(handled, root, spin, SPUN, rng, processes=PROCESSES)
     )
-    figures["spin_threads"].append(handled(home, spin, SPUN // 4, rng, concurrency=PROCESSES))
+    figures["spin_threads"].append(handled(root, spin, SPUN // 4, rng, concurrency=PROCESSES))
 
 
 def ratios(figures: Figures) -> dict[str, tuple[float, str]]:
-    """What is to be read: ratio and aim."""
+    """The ratios with their aims."""
 
     def ratio(name: str, of: str) -> float:
         return statistics.median(one / other for one, other in zip(figures[name], figures[of], strict=True))
@@ -222,8 +222,8 @@ def main() -> None:
     figures: Figures = defaultdict(list)
     rng = random.Random(1)
     for _ in range(given.rounds):
-        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as home:
-            one_round(Path(home), rng, figures)
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
+            one_round(Path(root), rng, figures)
     found = {name: statistics.median(values) for name, values in figures.items()}
     read = ratios(figures)
     print(f"{'':62} measured      aim")

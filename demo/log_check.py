@@ -1,7 +1,7 @@
-"""The proof: what happened, read from the log of a closed broker, without the code that did it.
+"""Checks the demo's result in the log of the closed broker, without the code that ran the demo.
 
-Every order that was produced was completed exactly once; nobody handled two orders of one customer at the same time; and every
-customer's orders were completed in the order in which they were produced, but for those that were given up and brought back.
+Every produced order must be completed exactly once. Two orders of one customer must not be handled at the same time.
+Each customer's orders must be completed in the order of production, except those that were buried and redriven.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ class Handling(NamedTuple):
 
 
 class LogCheck(NamedTuple):
-    """What the log says."""
+    """The result of the check."""
 
     orders: int
     completed: int
@@ -37,7 +37,7 @@ class LogCheck(NamedTuple):
     mails: int
 
     @property
-    def holds(self) -> bool:
+    def passed(self) -> bool:
         return not (self.doubled or self.lost or self.overlaps or self.out_of_order) and self.mails == self.orders == self.completed
 
 
@@ -45,26 +45,26 @@ def check_log(directory: str, produced: int) -> LogCheck:
     with Snapshot.open(directory) as log:
         done, attempts = _handlings(log)
         mail = log.call(FindQueue(name="mail"))
-        letters = sum(log.call(FindOffsets(queue=mail.incarnation, at="newest")).values())
+        mails = sum(log.call(FindOffsets(queue=mail.incarnation, at="newest")).values())
     times: dict[int, int] = defaultdict(int)
     for one in done:
         times[one.order] += 1
-    overlaps, disorder = _check_order(done)
+    overlaps, out_of_order = _check_order(done)
     return LogCheck(
         produced,
         len(times),
         sorted(order for order, number in times.items() if number > 1),
         sorted(set(range(produced)) - times.keys()),
         overlaps,
-        disorder,
+        out_of_order,
         sorted(one.order for one in done if one.redriven),
         attempts,
-        letters,
+        mails,
     )
 
 
 def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
-    """Every completion that the log of the queue tells of, and how many leases there were."""
+    """All completions in the log of the queue orders, and the number of leases."""
     orders = log.call(FindQueue(name="orders"))
     done: list[Handling] = []
     attempts = 0
@@ -83,14 +83,14 @@ def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
 
 
 def _check_order(done: list[Handling]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Pairs of orders of one customer that were handled at once, or in the wrong order."""
+    """Pairs of orders of one customer that were handled at the same time, or in the wrong order."""
     customers: dict[str, list[Handling]] = defaultdict(list)
     for one in done:
         customers[one.customer].append(one)
-    overlaps, disorder = [], []
-    for theirs in customers.values():
-        theirs.sort(key=lambda one: one.completed_at)
-        overlaps += [(a.order, b.order) for a, b in pairwise(theirs) if b.leased_at < a.completed_at]
-        straight = [one for one in theirs if not one.redriven]
-        disorder += [(a.order, b.order) for a, b in pairwise(straight) if b.order < a.order]
-    return overlaps, disorder
+    overlaps, out_of_order = [], []
+    for handlings in customers.values():
+        handlings.sort(key=lambda one: one.completed_at)
+        overlaps += [(a.order, b.order) for a, b in pairwise(handlings) if b.leased_at < a.completed_at]
+        not_redriven = [one for one in handlings if not one.redriven]
+        out_of_order += [(a.order, b.order) for a, b in pairwise(not_redriven) if b.order < a.order]
+    return overlaps, out_of_order

@@ -1,4 +1,4 @@
-"""Orders that fail, are tried again in order, are given up, looked at, and brought back.
+"""Orders that fail are retried in order, buried after their last attempt, and redriven from the dead queue.
 
 python examples/02_orders.py
 """
@@ -13,7 +13,7 @@ def charge(order: dict[str, object]) -> None:
         raise ValueError("card refused")
 
 
-with tempfile.TemporaryDirectory() as place, penstock.open(place) as broker:
+with tempfile.TemporaryDirectory() as directory, penstock.open(directory) as broker:
     dead = broker.create_queue("orders.dead")
     orders = broker.create_queue("orders", partitions=4, dead_queue=dead, max_attempts=2)
     for number in range(3):
@@ -26,15 +26,15 @@ with tempfile.TemporaryDirectory() as place, penstock.open(place) as broker:
                 charge(lease.item.value)
             except ValueError as error:
                 print(f"{lease.item.key}: attempt {lease.attempts} failed: {error}")
-                lease.retry(reason=str(error))  # the last attempt spent, it goes to the dead queue
+                lease.retry(reason=str(error))  # after the last attempt it goes to the dead queue
             else:
                 print(f"{lease.item.key}: {lease.item.value}")
                 lease.complete()
 
-    for letter in dead.lease(10, wait=5):
-        origin = letter.item.origin
-        print(f"dead: {letter.item.value} from {origin.queue}, {origin.attempts} attempts, {origin.reason!r}")
-        letter.retry()  # leave it there
+    for dead_letter in dead.lease(10, wait=5):
+        origin = dead_letter.item.origin
+        print(f"dead: {dead_letter.item.value} from {origin.queue}, {origin.attempts} attempts, {origin.reason!r}")
+        dead_letter.retry()  # back into the dead queue
 
     moved = broker.redrive(dead, to=orders, where={"kind": "order"})
     print(f"redriven: {moved.items}")

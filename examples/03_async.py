@@ -1,4 +1,4 @@
-"""The same verbs with await: a producer and three consumers in one event loop.
+"""The async API: a producer and three consumers in one event loop.
 
 python examples/03_async.py
 """

@@ -1,4 +1,4 @@
-"""A chain of work: each step completes and produces the next, exactly once.
+"""Follow-ups: completing an item produces the next one, exactly once.
 
 python examples/04_follow_ups.py
 """
@@ -13,8 +13,8 @@ with penstock.open("memory://") as broker:
     with orders.lease(wait=1) as leases:
         for lease in leases:
             order = lease.item.value
-            letter = penstock.NewItem({"to": order["to"], "text": f"order {order['order']} is on its way"}, queue="mail", kind="letter")
-            lease.complete(then=[letter])  # both or neither, whatever crashes
+            mail_item = penstock.NewItem({"to": order["to"], "text": f"order {order['order']} is on its way"}, queue="mail", kind="mail")
+            lease.complete(then=[mail_item])  # both or neither, even in a crash
 
     for lease in mail.lease(10, wait=5):
         print(lease.item.kind, lease.item.value)

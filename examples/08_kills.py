@@ -1,10 +1,10 @@
-"""A program that is killed in the middle of its work, again and again, and loses nothing.
+"""Kills a program in the middle of its work several times, and checks that nothing is lost.
 
     python examples/08_kills.py
 
-A child process produces orders and completes orders, and prints every id once Penstock has acknowledged it. It is killed with
-SIGKILL at a random moment; the next child opens the same directory and goes on. At the end everything that was acknowledged is
-there, and nothing was completed twice.
+A child process produces orders and completes orders, and prints every id once Penstock has acknowledged it. It is
+killed with SIGKILL at a random moment; the next child opens the same directory and continues. At the end every
+acknowledged item must be there, and no item may be completed twice.
 """
 
 import random

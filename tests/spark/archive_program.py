@@ -1,8 +1,9 @@
-"""A program that archives a queue in micro-batches of 100 and dies in its second one; run by test_jobs_archive.py as a process of its own.
+"""Archives a queue in micro-batches of 100 and kills itself in the second one; test_jobs_archive.py runs it.
 
     python -m tests.spark.archive_program BROKER LAKE STEP
 
-STEP: before the files are written, synced, looked at or entered, or after they are entered and before Spark has committed.
+STEP: killed before the files are written (write), synced (sync), read back (describe_files) or entered (manifest), or
+(after) after they are entered and before Spark has committed.
 """
 
 import sys
@@ -16,21 +17,21 @@ from tests.spark.process_kill import enable_kill, kill_all
 
 def main(broker: str, lake: str, step: str) -> None:
     enable_kill()
-    keep = job._keep
+    write_batch = job._write_batch
 
-    def second(rows: Any, place: Any, checkpoint: str, number: int) -> Any:
+    def killed_in_second(rows: Any, location: Any, checkpoint: str, number: int) -> Any:
         if number == 1 and step == "write":
             kill_all()
-        elif number == 1 and step in ("sync", "look"):
+        elif number == 1 and step in ("sync", "describe_files"):
             setattr(manifests, step, kill_all)
         elif number == 1 and step == "manifest":
             manifests.write = kill_all  # type: ignore[assignment]
-        found = keep(rows, place, checkpoint, number)
+        found = write_batch(rows, location, checkpoint, number)
         if number == 1:
             kill_all()
         return found
 
-    job._keep = second
+    job._write_batch = killed_in_second
     job.archive(session("mortal", "local[2]"), broker, "orders", lake, max_items_per_batch=100)
 
 

@@ -1,7 +1,7 @@
 """One real Spark for all tests of this folder.
 
-Owns: the session-wide `spark`. A JVM costs ten seconds and half a gigabyte, so all of these tests run in one worker (tests/conftest.py).
-Where pyspark is not installed the whole folder is skipped, and says so; in CI nothing may skip.
+Owns: the session-wide `spark`. A JVM costs ten seconds and half a gigabyte, so all of these tests run in one worker
+(tests/conftest.py). Where pyspark is not installed the whole folder is skipped, and says so; in CI nothing may skip.
 """
 
 import importlib.util
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 IGNORED = [
-    "ignore:unclosed <socket.socket.*raddr=\\('127.0.0.1':ResourceWarning",  # py4j leaves its connections to the collector
+    # py4j leaves its connections to the collector
+    "ignore:unclosed <socket.socket.*raddr=\\('127.0.0.1':ResourceWarning",
 ]
 
 
@@ -30,7 +31,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 class WithoutSpark(pytest.Module):
-    """Tests that cannot even be imported."""
+    """Test modules that cannot be imported without Spark."""
 
     def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
         pytest.skip("pyspark is not installed; run pip install 'penstock[spark]'", allow_module_level=True)
@@ -45,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
-    """A local Spark of two threads that knows the data source; its tasks are tried four times, as on a cluster."""
+    """A local Spark with two threads and the data source; tasks have four attempts, as on a cluster."""
     places = tmp_path_factory.mktemp("spark")
     conf = {
         "spark.sql.shuffle.partitions": 4,
@@ -59,20 +60,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SparkSession"]:
 
 @pytest.fixture
 def broker_dir(tmp_path: Path) -> str:
-    """Where a broker of this test lives; nothing is there yet."""
+    """The path for the test's broker; nothing exists there yet."""
     return os.fspath(tmp_path / "broker")
 
 
 @pytest.fixture
 def broker(broker_dir: str) -> Iterator[Broker]:
-    """The broker of this test, open."""
+    """The test's broker, open."""
     with penstock.open(broker_dir) as broker:
         yield broker
 
 
 @pytest.fixture
 def start(broker_dir: str) -> Iterator[Any]:
-    """Begins runs of streams that consume, without a JVM; none outlives the test."""
+    """Starts runs of consuming streams, without a JVM; they are stopped after the test."""
     from tests.spark.consuming_runs import ConsumingStreamRun
 
     begun: list[ConsumingStreamRun] = []

@@ -1,9 +1,9 @@
-"""A program that consumes a queue into files and dies where it is told to; run by test_consume_kill.py as a process of its own.
+"""Consumes a queue into files and kills itself at a given step; test_consume_kill.py runs it.
 
     python -m tests.spark.consume_program BROKER CHECKPOINT SINK WHERE BATCH TIMEOUT
 
-WHERE names a step of a micro-batch, BATCH the number of the batch in which to die there; "-" is nowhere. TIMEOUT is consumerTimeout.
-The sink is a directory with a file of ids for each batch, renamed into its place: what is there of a batch that Spark repeats is replaced.
+WHERE is a step of a micro-batch, BATCH the number of the batch; "-" is nowhere. TIMEOUT is consumerTimeout.
+The sink is a directory with a file of ids for each batch, written by a rename; a repeated batch replaces its file.
 """
 
 import os
@@ -29,7 +29,7 @@ STEPS = ("initial", "ask", "latest", "partitions", "read", "sink", "sunk")
 
 
 class KilledConsumingReader(ConsumingReader):
-    """Dies at a step of the batch whose number is that of the grant before it."""
+    """Kills the program at a step of the batch whose number is that of the last completed grant."""
 
     def initialOffset(self) -> dict[str, Any]:
         found = super().initialOffset()
@@ -71,7 +71,7 @@ class KilledConsumingSource(PenstockSource):
 
 
 def consume(spark: SparkSession, form: str, where: str, batch: int, *, broker: str, checkpoint: str, sink: str, timeout: str) -> None:
-    """Consume what there is into the sink."""
+    """Consume all available items into the sink."""
 
     def keep(rows: DataFrame, number: int) -> None:
         if (where, batch) == ("sink", number):

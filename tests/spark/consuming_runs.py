@@ -1,6 +1,6 @@
-"""A stream that consumes, without a JVM: the reader's own methods, called as Spark calls them.
+"""A stream that consumes, without a JVM: the reader's methods, called as Spark calls them.
 
-Owns: `Consumer`; `keyed`, which fills a queue with lines of keys; and `in_line`, which says whether rows have those in order.
+Owns: `ConsumingStreamRun`; `produce_keyed`, which fills a queue; and `numbers_by_key`, to check the order within keys.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from tests.spark.stream_runs import Offset, through_json
 
 
 class ShortTimeoutReader(ConsumingReader):
-    """Does not wait long for an owner who is not there."""
+    """Does not wait long for an answer when there is no owner."""
 
     ANSWER_TIMEOUT = SECOND
 
 
 class ConsumingStreamRun:
-    """One run of a stream: an offset that goes through JSON, as in Spark's checkpoint, and the rows of each batch."""
+    """One run of a stream: its offset, which goes through JSON as in Spark's checkpoint, and the rows of each batch."""
 
     def __init__(
         self, broker: str, start: Offset | None = None, available_now: bool = False, hasty: bool = False, **options: object
@@ -37,11 +37,11 @@ class ConsumingStreamRun:
             self.reader.prepareForTriggerAvailableNow()
 
     def begin(self, limit: ReadLimit | None = None) -> Offset:
-        """Where the next micro-batch ends: what is before it is committed."""
+        """Where the next micro-batch ends; commits the one before."""
         return through_json(self.reader.latestOffset(through_json(self.at), limit or self.reader.getDefaultReadLimit()))
 
     def batch(self, limit: ReadLimit | None = None) -> int:
-        """A micro-batch, committed by the next; says how many rows it had, or -1 when there is nothing."""
+        """Run a micro-batch, which the next one commits; gives its number of rows, or -1 if there is none."""
         end = self.begin(limit)
         if end == self.at:
             return -1
@@ -54,7 +54,7 @@ class ConsumingStreamRun:
         return [row for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
 
     def all(self) -> list[str]:
-        """The ids of everything read until there is no more."""
+        """Run micro-batches until there is nothing to read; gives the ids of all rows."""
         while self.batch() >= 0:
             pass
         return self.ids
@@ -68,17 +68,17 @@ class ConsumingStreamRun:
         return [row["id"] for row in self.rows]
 
     def kill(self) -> None:
-        """As if its process had been killed: nobody hears of it."""
+        """Stop the heartbeat without giving the consumer right back, as if the process had been killed."""
         self.reader._stop_heartbeat()
 
 
 def produce_keyed(queue: Queue, keys: int, each: int, start: int = 0) -> list[str]:
-    """The ids of new items, so many of each key, numbered in the order of their line."""
+    """Produce `each` items of each key, numbered in their order; gives their ids."""
     return queue.produce_many([NewItem(b"%d" % n, key=f"k{key}") for n in range(start, start + each) for key in range(keys)])
 
 
 def numbers_by_key(rows: Iterable[tuple[bytes, bytes]]) -> dict[str, list[int]]:
-    """The numbers of each key, as the rows (key, payload) have them."""
+    """The numbers of each key, in the order of the rows (key, payload)."""
     lines: dict[str, list[int]] = {}
     for key, payload in rows:
         lines.setdefault(key.decode(), []).append(int(payload))

@@ -1,7 +1,7 @@
-"""A queue with a past, and the figures of a report computed without Spark.
+"""A queue with a history, and the metrics of its report computed without Spark.
 
-Owns: `told` (a story in which everything happens that a report tells of) and `ExpectedReport`, which walks through the events of the log one by
-one, as a `Snapshot` gives them, and counts what a report should say.
+Owns: `make_reported_queue`, whose history has every kind of event that a report counts, and `ExpectedReport`, which
+goes through the events of the log one by one, as a `Snapshot` gives them, and computes what the report should say.
 """
 
 import math
@@ -31,7 +31,7 @@ MAKES_READY = {"produced", "due", "retried", "lease expired", "sought", "redrive
 
 
 class ReportedQueue(NamedTuple):
-    """A broker with a past, and every item that was produced: its key, if it has one, and when that was."""
+    """A broker with a history, and for every produced item its key and the time of production."""
 
     yard: DirectoryBroker
     items: dict[str, tuple[bytes | None, int]]
@@ -43,7 +43,7 @@ class ReportedQueue(NamedTuple):
 
 
 def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
-    """Items come and are handled, with failures of every kind; some are left in every state."""
+    """Produce and handle items, with failures of every kind; some items are left in every state."""
     yard, chance = DirectoryBroker(path), random.Random(11)
     story = ReportedQueue(yard, {})
     yard.broker.create_queue(DEAD)
@@ -68,7 +68,7 @@ def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
 
 
 def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random) -> None:
-    """Lease a few items and settle each in its own time."""
+    """Lease a few items and settle each after a random time."""
     for lease in orders.lease(9, per_key=chance.choice((1, 1, 3)), consumer="worker"):
         yard.clock.advance(chance.randrange(1_000, SECOND // 2))
         luck = chance.random()
@@ -89,12 +89,12 @@ def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random)
 
 
 def class_of(reason: str) -> str:
-    """Under what name a reason of this story is counted."""
+    """The class under which the report counts a reason of this history."""
     return re.sub(r"1234567|[0-9a-f]{16}", "…", reason.split("\n")[0]).strip()
 
 
 class ExpectedReport:
-    """What a report must say of a queue, computed the obvious way."""
+    """The expected metrics of a queue, computed the obvious way."""
 
     def __init__(self, story: ReportedQueue, since: int | None = None, until: int | None = None) -> None:
         yard = story.yard
@@ -112,7 +112,7 @@ class ExpectedReport:
         self.dead = [one.origin for one in pages(yard.broker.queue(DEAD), None) if one.origin is not None]
         self.waits: list[tuple[int, int]] = []
         self.handlings: list[tuple[str, int, int]] = []
-        self.unmeasured = 0
+        self.leases_without_wait = 0
         self.ready_since: dict[str, int] = {}
         for number, events in self.logs.items():
             self._walk(number, events)
@@ -128,7 +128,7 @@ class ExpectedReport:
             if event.event == "leased":
                 since = ready.get(event.offset)
                 if since is None or since.attempt < event.attempt - 1:
-                    self.unmeasured += self.asked(event.at)
+                    self.leases_without_wait += self.asked(event.at)
                 elif self.asked(event.at):
                     self.waits.append((event.at, event.at - since.at))
                 held[event.offset] = event.at
@@ -141,10 +141,10 @@ class ExpectedReport:
                 ready[event.offset] = event
                 self.ready_since[name] = event.at
 
-    # -- figures -------------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------------
 
     def events(self, *kinds: str) -> Iterator[Event]:
-        """Those of the time, of these kinds or of all."""
+        """The events in the time of the report, of these kinds or all."""
         return (one for events in self.logs.values() for one in events if self.asked(one.at) and (one.event in kinds or not kinds))
 
     def failures(self) -> list[Event]:
@@ -153,7 +153,7 @@ class ExpectedReport:
     def count(self, *kinds: str) -> int:
         return sum(1 for _ in self.events(*kinds))
 
-    def untold(self) -> int:
+    def items_before_log(self) -> int:
         arrived = {number: sum(1 for one in log if one.event in ("produced", "scheduled")) for number, log in self.logs.items()}
         return sum(max(one.offset for one in log) + 1 - arrived[number] for number, log in self.logs.items() if log)
 
@@ -180,7 +180,7 @@ class ExpectedReport:
         return counted((class_of(re.sub("^attempts spent(: |$)", "", one.reason)), one.at) for one in self.failures())
 
     def loads(self) -> dict[bytes, KeyLoad]:
-        """By key, of those that had items or took time."""
+        """The loads by key, of the keys with items or handling time."""
         items = Counter(self.keys[name] for name in self.items if name in self.keys)
         spent: Counter[bytes] = Counter()
         for name, _, micros in self.handlings:
@@ -193,21 +193,23 @@ class ExpectedReport:
         return [load for _, load in ranked if getattr(load, by)][:10]
 
     def slots(self) -> list[SlotLoad]:
-        homes = {slot(self.keys[name]): int(name.split("-")[0]) for name in self.items if name in self.keys}  # keys stay: no resize here
+        partitions = {
+            slot(self.keys[name]): int(name.split("-")[0]) for name in self.items if name in self.keys
+        }  # keys stay: no resize here
         items: Counter[int] = Counter()
         keys: Counter[int] = Counter()
         for key, load in self.loads().items():
             items[slot(key)] += load.items
             keys[slot(key)] += load.items > 0
         ranked = sorted(items, key=lambda one: (-items[one], one))
-        return [SlotLoad(one, homes[one], items[one], keys[one]) for one in ranked if items[one]]
+        return [SlotLoad(one, partitions[one], items[one], keys[one]) for one in ranked if items[one]]
 
     def ages(self) -> list[int]:
         return [self.now - self.ready_since.get(name, self.produced_at[name]) for name in self.ready]
 
 
 def pages(queue: penstock.Queue, state: str | None) -> Iterator[penstock.ListedItem]:
-    """Every item that is listed."""
+    """All listed items in a state."""
     after = None
     while found := queue.items(state, after, 100):
         yield from found

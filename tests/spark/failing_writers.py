@@ -1,6 +1,6 @@
-"""What a Spark write left in a broker's inbox, read without adopting it, and sources that go wrong in tasks.
+"""Published writes in a broker's inbox, read without adopting them; and data sources whose tasks or commits fail.
 
-Owns: `dropped`, `inbox`, `Mortal…`: data sources whose tasks or commits fail, die or run twice where `attempt` says.
+Owns: `published_items`, `inbox`, and the sources: their tasks fail, are killed or run twice at certain attempts.
 """
 
 import os
@@ -24,8 +24,8 @@ from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter, StreamWriter
 
 
-class DroppedItem(NamedTuple):
-    """An item of a drop; `partition` is what its frame's header names."""
+class PublishedItem(NamedTuple):
+    """An item of a published write, with the partition in its frame's header."""
 
     partition: int
     key: str | None
@@ -37,32 +37,32 @@ def inbox(broker: str) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def dropped(broker: str) -> list[DroppedItem]:
-    """The items of every drop in the inbox, in the order in which they would be adopted."""
+def published_items(broker: str) -> list[PublishedItem]:
+    """The items of all published writes in the inbox, in the order in which they would be adopted."""
     return [row for name in inbox(broker) if name.endswith(".drop") for row in _rows(Path(broker, "inbox", name))]
 
 
 def manifests(broker: str) -> list[WriteManifest]:
-    drops = [name for name in inbox(broker) if name.endswith(".drop")]
-    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=WriteManifest) for name in drops]
+    writes = [name for name in inbox(broker) if name.endswith(".drop")]
+    return [msgspec.json.decode(Path(broker, "inbox", name, MANIFEST).read_bytes(), type=WriteManifest) for name in writes]
 
 
-def _rows(drop: Path) -> Iterator[DroppedItem]:
-    manifest = msgspec.json.decode((drop / MANIFEST).read_bytes(), type=WriteManifest)
-    assert {path.name for path in drop.iterdir()} == {MANIFEST, *(part.name for part in manifest.parts)}
-    incarnation = int(drop.name.partition("-")[0], 16)
+def _rows(write: Path) -> Iterator[PublishedItem]:
+    manifest = msgspec.json.decode((write / MANIFEST).read_bytes(), type=WriteManifest)
+    assert {path.name for path in write.iterdir()} == {MANIFEST, *(part.name for part in manifest.parts)}
+    incarnation = int(write.name.partition("-")[0], 16)
     for part in manifest.parts:
-        reader = StagedReader(SystemFiles(), str(drop / part.name), incarnation)
+        reader = StagedReader(SystemFiles(), str(write / part.name), incarnation)
         found = [*reader.all()]
         reader.close()
         assert (len(found), sum(frame.count for _, frame in found)) == (part.frames, part.items)
         for header, frame in found:
             batch = FrameColumns(frame).batch()
             for key, payload in zip(batch.keys or [None] * len(batch), batch.payloads, strict=True):
-                yield DroppedItem(header.partition, None if key is None else key.decode(), payload)
+                yield PublishedItem(header.partition, None if key is None else key.decode(), payload)
 
 
-# -- tasks that go wrong -----------------------------------------------------------------------------
+# -- failing tasks -----------------------------------------------------------------------------------
 
 
 def attempt() -> int:
@@ -72,7 +72,7 @@ def attempt() -> int:
 
 
 class KilledTaskWriter(BatchWriter):
-    """Every task is killed when it has written its rows, but for its third attempt."""
+    """Every task is killed after it has written its rows, except in its third attempt."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         found = super().write(iterator)
@@ -82,7 +82,7 @@ class KilledTaskWriter(BatchWriter):
 
 
 class FailingTaskWriter(BatchWriter):
-    """Every task fails in the middle of its rows, but for its second attempt."""
+    """Every task fails in the middle of its rows, except in its second attempt."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return super().write(self._failing(iterator))
@@ -95,7 +95,7 @@ class FailingTaskWriter(BatchWriter):
 
 
 class RunTwiceWriter(BatchWriter):
-    """Every task runs twice, as a speculative one does; the first one's message never comes."""
+    """Every task writes twice, as with speculative execution; the first commit message is lost."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         batches = [*iterator]
@@ -104,7 +104,7 @@ class RunTwiceWriter(BatchWriter):
 
 
 class AlwaysKilledTaskWriter(BatchWriter):
-    """The task of the last rows is killed at every attempt; others do well."""
+    """The task of the last rows is killed at every attempt; the other tasks succeed."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         found = super().write(iterator)
@@ -116,7 +116,7 @@ class AlwaysKilledTaskWriter(BatchWriter):
 
 
 class FailingCommitWriter(StreamWriter):
-    """Publishes a batch and then fails, once for each file that is to be made."""
+    """Publishes a batch and then fails, once per batch."""
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         super().commit(messages, batchId)

@@ -1,8 +1,8 @@
-"""A program that loads a file and dies at the commit; run by test_jobs_load.py as a process of its own.
+"""Loads a file and kills itself at the commit; test_jobs_load.py runs it.
 
     python -m tests.spark.load_program BROKER SOURCE before|after
 
-The commit runs in a process of Spark's.
+The commit runs in one of Spark's processes.
 """
 
 import os
@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark import load, session
+from penstock.spark import source as sources
 from penstock.spark.options import parse_options
 from penstock.spark.source import PenstockSource
 from penstock.spark.writer import BatchWriter
@@ -26,7 +27,7 @@ class KilledBatchWriter(BatchWriter):
 
 
 class KilledLoadSource(PenstockSource):
-    """Stands in for the source itself."""
+    """Registered instead of PenstockSource."""
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         return KilledBatchWriter(parse_options(self.options), schema, overwrite)
@@ -34,9 +35,8 @@ class KilledLoadSource(PenstockSource):
 
 def main(broker: str, source: str, step: str) -> None:
     enable_kill(STEP=step)
-    spark = session("mortal", "local[2]")
-    spark.dataSource.register(KilledLoadSource)
-    load(spark, source, broker, "orders")
+    sources.PenstockSource = KilledLoadSource  # type: ignore[misc]
+    load(session("mortal", "local[2]"), source, broker, "orders")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MemorySink:
-    """The rows of every micro-batch, by its number: one that is repeated replaces itself."""
+    """The rows of every micro-batch, by its number; a repeated micro-batch replaces its rows."""
 
     def __init__(self, place: Path) -> None:
         self.checkpoint = str(place / "checkpoint")

@@ -1,7 +1,7 @@
-"""How the programs of this folder die: at once, all of them, as by a power cut.
+"""Kills all processes of a test program at once, as a power failure would.
 
-Owns: `mortal` and `die`. Whichever process meets the step kills the group of the driver, with the JVM, and its own: workers of Python have
-one of theirs. Its own comes last, for nothing is done after it.
+Owns: `enable_kill` and `kill_all`. The process that reaches the step kills the process group of the driver, with the
+JVM, and then its own group: Spark's Python workers have another group.
 """
 
 import os
@@ -13,13 +13,14 @@ _GROUP = "DRIVER_GROUP"
 
 
 def enable_kill(**environment: str) -> None:
-    """Let the driver, which this is, be found by those who kill it; it and its workers also have this environment."""
+    """Call in the driver: makes its process group known to `kill_all`, and sets environment variables for its
+    workers."""
     path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     os.environ |= {_GROUP: str(os.getpgid(0)), "PYTHONPATH": path, **environment}
 
 
 def kill_all(*_: Any, **__: Any) -> None:
-    """Wherever this runs, and in place of whatever."""
+    """Kill driver and workers, from any of them. Takes any arguments, to replace any function."""
     for group in (int(os.environ[_GROUP]), os.getpgid(0)):
         os.killpg(group, signal.SIGKILL)
     signal.pause()

@@ -2,8 +2,8 @@
 
     python tests/spark/round_trip.py {cluster | connect | packaged} DIRECTORY
 
-It owns the broker's directory itself. On a cluster an executor is killed (SIGKILL) in the midst of write, read and stream.
-It is run as a script so that its functions reach the executors by value: these know the package, not the tests.
+It owns the broker's directory itself. On a cluster an executor is killed (SIGKILL) in the midst of write, read and
+stream. It is run as a script so that its functions reach the executors by value: these know the package, not the tests.
 """
 
 import json
@@ -30,7 +30,7 @@ Pass = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def cluster() -> SparkSession:
-    """Two executors, processes of their own, as on two machines."""
+    """Two executors in separate processes, as on two machines."""
     return spark.session("round-trip", "local-cluster[2,1,1024]", **SMALL)
 
 
@@ -44,7 +44,7 @@ def connect() -> SparkSession:
 
 
 def packaged() -> SparkSession:
-    """As on a machine without a Java of the system."""
+    """As on a machine where no Java is installed."""
     java.USUAL_PLACES = ()
     assert list(java.candidates(os.environ, java.USUAL_PLACES)) == [], "a Java was found; take it off the PATH and JAVA_HOME"
     return spark.session("round-trip", "local[2]", **SMALL)
@@ -88,7 +88,7 @@ def read(session: SparkSession, place: Path, queue: str, trouble: Pass) -> DataF
 
 
 def stream(session: SparkSession, place: Path, trouble: Pass) -> None:
-    """From the first queue to the second, and from the second to files."""
+    """Stream from the first queue to the second, and from the second to files."""
     source = session.readStream.format("penstock").options(broker=str(place / "broker"), maxItemsPerTrigger=str(ROWS // 4))
     rows = source.option("queue", "in").load().selectExpr("payload", "key", "cast(cast(payload as string) as bigint) as seq")
     rows = rows.mapInArrow(trouble, rows.schema)
@@ -99,7 +99,7 @@ def stream(session: SparkSession, place: Path, trouble: Pass) -> None:
 
 
 def faults(rows: DataFrame) -> list[str]:
-    """What is wrong with items read back: nothing may be missing, doubled, or out of its key's order."""
+    """The errors in items read back: missing, doubled, or out of order within their key."""
     found: dict[str, list[tuple[int, int]]] = {}
     for row in rows.select("key", "partition", "offset", "payload").collect():
         found.setdefault(bytes(row.key).decode(), []).append((row.offset, int(bytes(row.payload))))
@@ -124,7 +124,8 @@ def untroubled(_: Path) -> Pass:
 
 
 def fatal_once(mark: Path) -> Pass:
-    """Rows pass, but the first task that is in the midst of them kills the executor it runs in; `mark` says that it has happened."""
+    """Passes rows through; the first task kills its executor in the middle. The file `mark` says that it has
+    happened."""
 
     def passed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(batches):

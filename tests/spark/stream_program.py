@@ -1,9 +1,9 @@
-"""A program that streams a queue to files and dies where it is told to; run by test_stream_kill.py as a process of its own.
+"""Streams a queue to files and kills itself at a given step; test_stream_kill.py runs it.
 
     python -m tests.spark.stream_program BROKER CHECKPOINT SINK WHERE BATCH
 
-WHERE names a step of a micro-batch, BATCH the number of the batch in which to die there; "-" is nowhere. The sink is a directory with a
-file of ids for each batch, renamed into its place: what is there of a batch that Spark repeats is replaced.
+WHERE is a step of a micro-batch, BATCH the number of the batch; "-" is nowhere. The sink is a directory with a file of
+ids for each batch, written by a rename; a repeated batch replaces its file.
 """
 
 import os
@@ -29,7 +29,7 @@ STEPS = ("initial", "latest", "partitions", "read", "sink", "sunk", "commit")
 
 
 class KilledStreamReader(StreamReader):
-    """Dies at a step of the batch whose number it counts by the items read so far."""
+    """Kills the program at a step of a batch; the batch's number is derived from the items read so far."""
 
     def initialOffset(self) -> dict[str, Any]:
         found = super().initialOffset()
@@ -64,7 +64,7 @@ class KilledStreamReader(StreamReader):
 
 
 def number(offset: dict[str, Any]) -> int:
-    """The batch that begins there."""
+    """The number of the batch that begins at an offset."""
     return sum(int(value) for key, value in offset.items() if key.isdecimal()) // ITEMS_PER_BATCH
 
 

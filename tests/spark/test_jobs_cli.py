@@ -13,7 +13,7 @@ from penstock.cli.app import app
 
 
 def run(broker: str, *args: str, code: int = 0) -> str:
-    """What a command prints, or the one line it says instead."""
+    """The output of a command, or its error line."""
     found = CliRunner().invoke(app, ["spark", *args], env={"PENSTOCK_BROKER": broker}, prog_name="penstock")
     assert found.exit_code == code, found.output
     assert found.stderr == "" or (code and found.stderr.count("\n") == 1), found.stderr

@@ -1,4 +1,4 @@
-"""docs/spark.md tells every argument of every job, and its default where it is a plain one."""
+"""docs/spark.md has every argument of every job, with its default."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from penstock.spark.jobs.redrive import RedriveResult
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 EVERYWHERE = {"spark", "broker", "queue"}
-"""Told once for all."""
+"""Documented once for all jobs."""
 
 
 def section(job: str) -> str:
@@ -27,11 +27,11 @@ def test_the_arguments_of_a_job(job: str) -> None:
     real = {name: one for name, one in inspect.signature(getattr(spark, job)).parameters.items() if name not in EVERYWHERE}
     assert list(told) == list(real)
     for name, one in real.items():
-        assert (told[name] == "(must)") == (one.default is inspect.Parameter.empty)
+        assert (told[name] == "(required)") == (one.default is inspect.Parameter.empty)
         if isinstance(one.default, str | bool | float):
             assert told[name] == (f"{one.default:g}" if type(one.default) is float else str(one.default))
 
 
 @pytest.mark.parametrize(("job", "answer"), [("load", LoadResult), ("archive", ArchiveResult), ("redrive", RedriveResult)])
 def test_what_a_job_gives(job: str, answer: type[msgspec.Struct]) -> None:
-    assert f"a `{answer.__name__}`: {', '.join(answer.__struct_fields__)}." in section(job).replace("an `", "a `")
+    assert f"a `{answer.__name__}`: {', '.join(answer.__struct_fields__)}." in " ".join(section(job).split()).replace("an `", "a `")

@@ -1,4 +1,4 @@
-"""Files into a queue: every format, every way in which a row can be wrong, and the same load twice."""
+"""The job load: every format, every reason for which a row cannot be an item, and repeated loads."""
 
 import csv
 import io
@@ -22,8 +22,7 @@ import penstock
 from penstock.errors import InvalidRequest, PenstockError, QueueNotFound
 from penstock.spark import routing
 from penstock.spark.jobs import load as job
-from penstock.spark.jobs import row_mapping
-from penstock.spark.jobs import source_files as source_files
+from penstock.spark.jobs import row_mapping, source_files
 from penstock.spark.jobs.load import LoadResult, load
 from penstock.spark.jobs.progress import to_penstock_error
 from penstock.words.limits import MAX_KEY_BYTES, MAX_PAYLOAD_BYTES
@@ -39,9 +38,9 @@ def broker(broker_dir: str) -> str:
 
 
 def items(broker: str) -> list[penstock.Item]:
-    """What is in the queue, by partition, oldest first."""
+    """The items of the queue, by partition, oldest first."""
     with penstock.open(broker) as opened:
-        return opened.queue("orders").cursor("look").read(10_000)
+        return opened.queue("orders").cursor("check").read(10_000)
 
 
 def quarantined(found: LoadResult) -> list[dict[str, Any]]:
@@ -117,7 +116,8 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
 def test_csv_that_is_not_utf8(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "latin.csv").write_bytes("name,city\nmüller,Bonn\nmeier,Köln\nschmidt,Ulm\n".encode("latin-1"))
-    (tmp_path / "in" / "unicode.csv").write_text("name,city\nmöller,\ufffd\n", "utf-8")  # a replacement character that is meant
+    # a replacement character that is meant
+    (tmp_path / "in" / "unicode.csv").write_text("name,city\nmöller,\ufffd\n", "utf-8")
     source = str(tmp_path / "in")
     with pytest.raises(InvalidRequest, match=r"2 of 4 rows cannot be items .2 × not UTF-8: give the option encoding"):
         load(spark, source, broker, "orders", key="name")
@@ -143,8 +143,8 @@ def test_json_without_columns_has_no_payload_column(spark: SparkSession, broker:
     [
         (["a.csv", "b.json"], "several formats .csv, json.; load each"),
         (["a.csv", "b.json", "c.txt"], "several formats .csv, json.; load each"),
-        (["a.csv", "c.txt"], "'c.txt' does not say what it is, and others are csv; leave it out"),
-        (["x/c.txt"], "'c.txt' does not say what it is; give format: parquet, csv, json"),
+        (["a.csv", "c.txt"], "'c.txt' has no known suffix, and others are csv; leave it out"),
+        (["x/c.txt"], "'c.txt' has no known suffix; give format: parquet, csv, json"),
     ],
 )
 def test_files_whose_format_is_not_known(names: list[str], said: str) -> None:
@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         "Encountered error while reading file file:/in/a.parquet. Could not read footer.\nCaused by: java.lang.RuntimeException: too short"
     )
     found = to_penstock_error(PySparkException(said), "checking the rows")
-    assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); mend that file, or leave it out"
+    assert str(found) == "checking the rows failed: file:/in/a.parquet cannot be read (too short); fix that file, or leave it out"
 
 
 def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> None:
@@ -208,9 +208,7 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
 
 def test_one_bad_row_refuses_a_load_without_quarantine(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "typed.csv").write_text("id,amount\n1,2.5\n2,much\n")
-    with pytest.raises(
-        InvalidRequest, match=r"1 of 2 rows cannot be items .1 × not a row of this format.; mend them, or give a quarantine"
-    ):
+    with pytest.raises(InvalidRequest, match=r"1 of 2 rows cannot be items .1 × not a row of this format.; fix them, or give a quarantine"):
         load(spark, str(tmp_path / "typed.csv"), broker, "orders", schema="id long, amount double")
     assert not [*Path(broker, "inbox").glob("*")] and items(broker) == []
 
@@ -236,6 +234,48 @@ def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
     assert len(items(broker)) == ROWS
 
 
+@pytest.mark.parametrize(("suffix", "text"), [("json", '{"n": "%d"}'), ("csv", "n\n%d\n")])
+def test_files_in_subfolders_are_loaded(spark: SparkSession, broker: str, tmp_path: Path, suffix: str, text: str) -> None:
+    for number, folder in enumerate(("in", "in/sub", "in/sub/deep")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{number}.{suffix}").write_text(text % number)
+    found = load(spark, str(tmp_path / "in"), broker, "orders")
+    assert (found.files, found.rows, found.items) == (3, 3, 3)
+    assert sorted(item.value["n"] for item in items(broker)) == ["0", "1", "2"]
+
+
+def test_partition_folders_are_columns(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    for day in (1, 2):
+        (tmp_path / "in" / f"day={day}").mkdir(parents=True)
+        pq.write_table(pa.table({"n": [day]}), tmp_path / "in" / f"day={day}" / "a.parquet")
+    found = load(spark, str(tmp_path / "in"), broker, "orders", key="day")
+    assert (found.files, found.items) == (2, 2)
+    assert sorted((item.key, item.value["n"]) for item in items(broker)) == [("1", 1), ("2", 2)]
+
+
+def test_a_folder_of_tsv_files_is_read_with_tabs(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.tsv").write_text("x\ty\n1\t2,3\n")
+    assert load(spark, str(tmp_path / "in"), broker, "orders").items == 1
+    assert [item.value for item in items(broker)] == [{"x": "1", "y": "2,3"}]
+
+
+def test_a_load_id_does_not_lead_out_of_the_quarantine(spark: SparkSession, broker: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}\nnot json\n")
+    found = load(spark, str(tmp_path / "a.json"), broker, "orders", quarantine=str(tmp_path / "bad"), load_id="x/../../kept")
+    assert found.quarantine is not None and Path(found.quarantine).parent == tmp_path / "bad"
+    assert len(quarantined(found)) == 1 and not (tmp_path / "kept").exists()
+
+
+def test_load_registers_the_data_source(spark: SparkSession, broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that penstock.spark.session did not make does not have it."""
+    registered: list[SparkSession] = []
+    monkeypatch.setattr(job, "register", registered.append)
+    (tmp_path / "a.json").write_text("{}\n")
+    assert load(spark, str(tmp_path / "a.json"), broker, "orders").items == 1
+    assert registered == [spark]
+
+
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     [
@@ -244,19 +284,22 @@ def test_a_load_that_fails_adds_nothing_and_can_be_done_again(
         ("a.csv", {"key": "nope"}, "the source has no column 'nope' for the key; it has id, name"),
         ("a.csv", {"order_by": "nope"}, "the source has no column 'nope' to order by"),
         ("a.csv", {"order_by": "id sideways"}, "orderBy has 'id sideways'"),
-        ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' is none"),
+        ("a.csv", {"schema": "id nonsense nonsense"}, "the schema 'id nonsense nonsense' cannot be parsed"),
         ("a.csv", {"load_id": " "}, "load_id is empty"),
         ("empty.csv", {}, "empty.csv' is empty, so there is nothing to load"),
         ("hollow", {}, "there are no files in .*hollow', or only empty ones"),
-        ("unknown.dat", {}, "'unknown.dat' does not say what it is; give format"),
-        ("folder", {}, r"the files are of several formats .csv, json.; load each format by itself, such as ..csv"),
-        ("mixed", {}, r"'notes.txt' does not say what it is, and others are csv; leave it out \(..csv\), or give format"),
+        ("unknown.dat", {}, "'unknown.dat' has no known suffix; give format"),
+        ("folder", {}, r"the files are of several formats .csv, json.; load each format separately, such as ..csv"),
+        ("tabs", {}, r"the files are of several formats .csv, tsv.; load each format separately"),
+        ("mixed", {}, r"'notes.txt' has no known suffix, and others are csv; leave it out \(..csv\), or give format"),
         ("names.csv", {}, "the names of the columns are not UTF-8: give the option encoding"),
         ("a.json", {"options": {"multiLine": "true"}}, "JSON is read line by line"),
-        ("not.parquet", {}, "not a Parquet file.*; mend that file, or leave it out"),
+        ("not.parquet", {}, "not a Parquet file.*; fix that file, or leave it out"),
     ],
 )
-def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str) -> None:
+def test_wrong_arguments_and_files_of_load(
+    spark: SparkSession, broker: str, tmp_path: Path, source: str, options: dict[str, Any], said: str
+) -> None:
     for name, text in {
         "a.csv": "id,name\n1,a\n",
         "a.json": '{"id": 1}\n',
@@ -270,6 +313,9 @@ def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path,
         (tmp_path / name).mkdir()
         (tmp_path / name / inside).write_text("" if name == "hollow" else "x")
     (tmp_path / "mixed" / "a.csv").write_text("id\n1\n")
+    (tmp_path / "tabs").mkdir()
+    (tmp_path / "tabs" / "a.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "tabs" / "b.tsv").write_text("x\ty\n1\t2\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.csv").write_text("id\n1\n")
     (tmp_path / "folder" / "b.json").write_text('{"id": 1}\n')
@@ -282,7 +328,7 @@ def test_what_cannot_be_loaded(spark: SparkSession, broker: str, tmp_path: Path,
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["before", "after"])
 def test_killed_at_the_commit(spark: SparkSession, broker: str, tmp_path: Path, step: str) -> None:
-    """A process that loads, killed when all is staged and nothing published, or when it is published and nobody has been told."""
+    """A process is killed after staging and before publishing, or after publishing and before load returns."""
     (tmp_path / "a.jsonl").write_text("\n".join(f'{{"n": {n}}}' for n in range(ROWS)))
     command = [sys.executable, "-m", "tests.spark.load_program", broker, str(tmp_path / "a.jsonl"), step]
     ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=300)

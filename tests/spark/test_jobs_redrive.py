@@ -1,4 +1,4 @@
-"""Dead letters chosen by SQL: a preview changes nothing, and exactly those go that were chosen."""
+"""The job redrive: a preview changes nothing; exactly the selected dead letters are redriven."""
 
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -18,7 +18,7 @@ REASONS = ("timeout after 30 s", "no such address", "card refused")
 
 
 def bury(broker: Broker, name: str, count: int = 60, **options: Any) -> None:
-    """Letters of ten keys, with amounts and three reasons."""
+    """Bury items of ten keys, with amounts and three reasons."""
     queue = broker.create_queue(name, partitions=3, **options)
     queue.produce_many([NewItem({"n": n, "amount": n * 10}, key=f"k{n % 10}") for n in range(count)])
     while batch := queue.lease(100):
@@ -85,7 +85,7 @@ def test_the_owner_is_asked(spark: SparkSession, broker_dir: str) -> None:
         assert sorted(numbers(broker, "bills", "ready")) == [n for n in range(9) if n != 3]
 
 
-def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_leased_meanwhile_are_reported(spark: SparkSession, broker_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shop(broker_dir)
     from penstock.spark.jobs import redrive as job
 
@@ -107,7 +107,7 @@ def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: s
     ("where", "said"),
     [
         ("nope > 1", "cannot be understood .*nope"),
-        ("reason like", "cannot be understood .it ends where something must follow.; mend it"),
+        ("reason like", "cannot be understood .it ends where something must follow.; fix it"),
         ("reason\nlike\n", "it ends where something must follow"),
         ("(reason = 'x'", r"cannot be understood .a '\(' is not closed."),
         ("reason = 'x')", r"cannot be understood .there is a '\)' too many."),
@@ -117,7 +117,7 @@ def test_what_somebody_took_meanwhile_is_told(spark: SparkSession, broker_dir: s
         ("sum(attempts) > 1", "cannot be understood"),
         ("true; drop table x", "cannot be understood"),
         (" ", "the predicate is empty"),
-        pytest.param("cast(payload_text as int) > 1", "fails on a letter .*perhaps with try_cast", marks=pytest.mark.long),
+        pytest.param("cast(payload_text as int) > 1", "fails on a dead letter .*perhaps with try_cast", marks=pytest.mark.long),
     ],
 )
 def test_a_bad_predicate_is_refused_before_anything(spark: SparkSession, broker_dir: str, where: str, said: str) -> None:

@@ -1,4 +1,5 @@
-"""The other kinds of Spark, each in a process of its own: a cluster of processes with executors killed, Connect, no Java of the system."""
+"""The other kinds of Spark, each in a process of its own: a cluster of processes with executors killed, Connect, no
+Java of the system."""
 
 import json
 import os
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.long
 
 
 def round_trip(kind: str, place: Path, **environment: str) -> dict[str, Any]:
-    """What the program tells; its stderr when it fails."""
+    """The output of the program; its stderr if it fails."""
     for name in ("first", "cwd"):
         (place / name).mkdir()
     command = [sys.executable, str(PROGRAM), kind, str(place / "first")]
@@ -50,7 +51,7 @@ def test_without_a_java_of_the_system(tmp_path: Path) -> None:
 
 
 def path_without_java(place: Path) -> str:
-    """A PATH with all that is on this one but Java, which often lies in the same directory as the shell."""
+    """A PATH with everything on this one except Java, which is often in the same directory as the shell."""
     place.mkdir()
     for directory in os.environ["PATH"].split(os.pathsep):
         for program in Path(directory).glob("*"):

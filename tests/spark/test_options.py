@@ -1,4 +1,4 @@
-"""The options of the data source: each as it is meant, or refused with what to give instead."""
+"""The options of the data source: parsed, or refused with what to give instead."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ def of(**given: str) -> SourceOptions:
     return parse_options({**NEEDED, **given})
 
 
-def test_what_is_needed_suffices() -> None:
+def test_broker_and_queue_suffice() -> None:
     found = of()
     assert found == SourceOptions(broker=("/data",), queue="orders")
     assert (found.table, found.columns, found.fail_on_data_loss, found.min_partitions, found.consume) == ("items", None, True, 1, False)
@@ -102,7 +102,7 @@ def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"queue": "q"}, r"the option broker is missing; give .option\(\"broker\", …\), the directory in which the broker lives"),
+        ({"queue": "q"}, r"the option broker is missing; give .option\(\"broker\", …\), the directory of the broker"),
         ({"broker": "/d"}, r"the option queue is missing; give .option\(\"queue\", …\), the name of a queue"),
         ({**NEEDED, "que": "q"}, "there is no option 'que'; is queue meant?"),
         ({**NEEDED, "minPartition": "1"}, "there is no option 'minPartition'; is minPartitions meant?"),
@@ -113,7 +113,7 @@ def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatc
             "'http://host:8080' cannot be read or written by Spark; this version knows directories",
         ),
         ({"broker": "postgresql://h/db", "queue": "q"}, "this version knows directories, not postgresql://"),
-        ({"broker": "memory://", "queue": "q"}, "'memory://' ends with its process, and Spark's tasks are others; give a directory"),
+        ({"broker": "memory://", "queue": "q"}, "'memory://' exists only in its own process, and Spark's tasks are other processes; give"),
         ({"broker": " ", "queue": "q"}, "the broker is empty; give the path of its directory"),
         ({"broker": "[1]", "queue": "q"}, "is not a list of paths; give"),
         ({"broker": "[", "queue": "q"}, "is not a JSON list"),
@@ -183,14 +183,14 @@ def test_bad_values_are_refused(name: str, text: str, message: str) -> None:
         ({"table": "state", "consume": "true"}, "consume is true but table state is read; only table items can be consumed"),
         (
             {"table": "state", "startingOffsets": "earliest"},
-            "table state tells what is now; leave startingOffsets out, and filter the rows",
+            "table state shows only the present state; leave startingOffsets out, and filter the rows",
         ),
-        ({"table": "dead", "endingTimestamp": "0"}, "table dead tells what is now; leave endingTimestamp out"),
+        ({"table": "dead", "endingTimestamp": "0"}, "table dead shows only the present state; leave endingTimestamp out"),
         ({"perKey": "3"}, "perKey is for streams that consume; give consume=true with it, or leave it out"),
         ({"consumerTimeout": "60", "consume": "false"}, "consumerTimeout is for streams that consume; give consume=true with it"),
     ],
 )
-def test_what_does_not_go_together_is_refused(given: dict[str, str], message: str) -> None:
+def test_options_that_contradict_each_other_are_refused(given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         of(**given)
 
@@ -241,11 +241,11 @@ def test_an_option_of_another_use_is_refused_even_with_its_default(use: Use, tak
 def test_the_page_says_what_options_are_for() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text().partition("## Options")[2].partition("\n## ")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
-    called = {"all": options._ALL_USES, "read, stream": options._READING, "read": options._OF_BATCHES, "stream": options._OF_STREAMS}
-    called |= {"consume": options._OF_STREAMS, "write": options._WRITING, "batch write": options._WRITING}
+    called = {"all": {READ, STREAM, WRITE}, "read, stream": {READ, STREAM}, "read": {READ}, "stream": {STREAM}}
+    called |= {"consume": {STREAM}, "write": {WRITE}, "batch write": {WRITE}}
     assert told.pop("consume") == "stream" and told.pop("table") == "read, stream"
     assert {name: called[word] for name, word in told.items()} == {
-        name: options._USES.get(name, options._ALL_USES) for name, _, _ in options._ALL if name not in ("consume", "table")
+        option.name: option.uses for option in options.OPTIONS if option.name not in ("consume", "table")
     }
 
 
@@ -268,7 +268,7 @@ def orders(broker_dir: str) -> str:
         ({"consume": "true", "failOnDataLoss": "false"}, "failOnDataLoss is false, and consume=true"),
     ],
 )
-def test_what_no_reader_can_do_is_said_when_a_table_is_loaded(orders: str, given: dict[str, str], message: str) -> None:
+def test_schema_refuses_options_that_no_reader_takes(orders: str, given: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         PenstockSource({"broker": orders, "queue": "orders", **given}).schema()
 
@@ -283,14 +283,14 @@ def test_a_batch_refuses_what_is_for_streams(orders: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"table": "state"}, "table state tells what is now; read it with spark.read"),
-        ({"table": "dead"}, "table dead tells what is now; read it with spark.read"),
+        ({"table": "state"}, "table state shows only the present state; read it with spark.read"),
+        ({"table": "dead"}, "table dead shows only the present state; read it with spark.read"),
         ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
         ({"endingTimestamp": "0"}, "endingTimestamp is for spark.read; leave it out"),
     ],
 )
-def test_spark_is_told_why_a_stream_cannot_be(orders: str, given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its process of a stream hides an error that comes before there is a reader behind one of its own."""
+def test_errors_of_a_stream_reach_spark(orders: str, given: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's stream process hides an error that `streamReader` raises behind an error of its own."""
     source = PenstockSource({"broker": orders, "queue": "orders", **given})
     schema = source.schema()
     with pytest.raises(InvalidRequest, match=message):
@@ -313,7 +313,5 @@ def test_a_broker_that_is_not_there(tmp_path: Path) -> None:
     source = PenstockSource({"broker": str(tmp_path / "nowhere"), "queue": "orders"})
     makes = (source.schema, lambda: source.reader(ITEMS), lambda: source.streamReader(ITEMS), lambda: source.writer(ITEMS, False))
     for make in makes:
-        with pytest.raises(
-            PenstockError, match=r"nowhere does not exist; give a directory that does: that of a broker, which penstock\.open makes$"
-        ):
+        with pytest.raises(PenstockError, match=r"nowhere does not exist; give the directory of a broker, which penstock\.open makes$"):
             make()

@@ -41,7 +41,7 @@ def test_this_process_is_the_owner_where_nobody_is(orders: str) -> None:
     assert positions(orders) == {0: 1} and files(orders) == []
 
 
-def test_whoever_has_it_open_is_asked_and_taken_over_from(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_is_asked_and_this_process_takes_over(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.jobs.owner_client.OPEN_AGAIN", 0)
     with penstock.open(orders) as broker, OwnerClient((orders,), 30) as owner:
         owner.call(MoveCursor(queue=owner.find("orders"), name="lake", to={0: 0}))

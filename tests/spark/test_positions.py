@@ -27,7 +27,7 @@ def test_an_offset_comes_back_as_it_was(incarnation: int, table: str, at: dict[i
     assert json.dumps(parse_position(json.loads(text)).to_offset()) == text
 
 
-def test_what_is_equal_is_written_alike() -> None:
+def test_equal_positions_have_equal_json() -> None:
     one, other = StreamPosition(7, "items", {10: 1, 2: 5}), StreamPosition(7, "items", {2: 5, 10: 1})
     assert json.dumps(one.to_offset()) == json.dumps(other.to_offset())
     assert json.dumps(one.to_offset()) == '{"incarnation": "0000000000000007", "table": "items", "2": 5, "10": 1}'
@@ -82,7 +82,7 @@ def test_a_limit_below_the_number_of_partitions_leaves_none_behind(partitions: i
     assert at == ends and batches == -(-partitions * items // limit)
 
 
-def test_what_a_small_partition_leaves_goes_to_the_others() -> None:
+def test_the_share_that_a_small_partition_does_not_need_goes_to_others() -> None:
     assert shares({0: 10, 1: 1_000, 2: 1_000}, 110) == {0: 10, 1: 50, 2: 50}
 
 

@@ -184,9 +184,9 @@ REFUSED: list[tuple[dict[str, str], str]] = [
     ),
     ({"startingOffsets": "latest"}, "startingOffsets is latest, and a batch ends there; give earliest or offsets"),
     ({"endingOffsets": "earliest"}, "endingOffsets is earliest, so that there is nothing to read; give latest or offsets"),
-    ({"startingTimestamp": "2999-01-01"}, "startingTimestamp lies in the future; give one that has passed"),
+    ({"startingTimestamp": "2999-01-01"}, "startingTimestamp is in the future; give a time that has passed"),
     ({"startingTimestamp": "2020-01-02", "endingTimestamp": "2020-01-01"}, "startingTimestamp is not before endingTimestamp; swap them"),
-    ({"consume": "true"}, "consume is true, and a batch only looks; use spark.readStream"),
+    ({"consume": "true"}, "consume is true, and a batch query consumes nothing; use spark.readStream"),
 ]
 
 

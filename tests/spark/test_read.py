@@ -41,7 +41,7 @@ def produced(n: int) -> NewItem:
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Broker, dict[str, NewItem], list[datetime]]]:
-    """A queue of every sort of item, in five helpings: what was produced by id, and when each helping began."""
+    """A queue with every kind of item, produced in five steps: the items by id, and when each step began."""
     path = tmp_path_factory.mktemp("read") / "broker"
     given: dict[str, NewItem] = {}
     began = []
@@ -156,7 +156,7 @@ def test_a_wrong_schema_is_refused_on_the_driver(spark: SparkSession, orders: An
 # -- while things change -------------------------------------------------------------------------------
 
 
-def test_what_is_read_while_producers_write_is_a_prefix(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_read_while_producers_write_are_a_prefix(spark: SparkSession, tmp_path: Path) -> None:
     enough = threading.Event()
     with penstock.open(tmp_path) as broker:
         queue = broker.create_queue("orders", partitions=2)
@@ -184,13 +184,14 @@ def test_what_is_read_while_producers_write_is_a_prefix(spark: SparkSession, tmp
         assert read(spark, tmp_path).count() == queue.stats().produced
 
 
-def test_what_a_resize_forwarded_is_read_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_items_that_a_resize_forwarded_are_read_once(spark: SparkSession, tmp_path: Path) -> None:
     with penstock.open(tmp_path) as broker:
         queue = broker.create_queue("orders", partitions=1)
         ids = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}") for n in range(30)])
         queue.lease(30).complete()
         queue.resize(4)
-        assert queue.seek(at=0) == 30  # ready where their slots no longer live; a lease finds that out, and they are forwarded
+        # ready where their slots no longer live; a lease finds that out, and they are forwarded
+        assert queue.seek(at=0) == 30
         done = 0
         while done < 30:
             leased = queue.lease(30, wait=20)
@@ -203,7 +204,7 @@ def test_what_a_resize_forwarded_is_read_once(spark: SparkSession, tmp_path: Pat
         assert {row.event: row["count"] for row in told}["sent"] == queue.stats().produced - 30
 
 
-def test_what_retention_took_is_refused_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_items_that_retention_removed_are_refused_or_left_out(spark: SparkSession, tmp_path: Path) -> None:
     with penstock.open(tmp_path, segment_bytes=4_096, compression=False) as broker:
         queue = broker.create_queue("orders", retention={"max_segments": 2})
         for n in range(60):
@@ -213,7 +214,7 @@ def test_what_retention_took_is_refused_or_left_out(spark: SparkSession, tmp_pat
         found = sorted(row.offset for row in read(spark, tmp_path, columns="offset").collect())
         start = found[0]
         assert start > 0 and found == [*range(start, 600)]
-        gone = r"startingOffsets gives partition 0 the offset 0, and retention has taken what is before \d+; give \d+ or more"
+        gone = r"startingOffsets gives partition 0 the offset 0, and retention has removed everything before \d+; give \d+ or more"
         with pytest.raises(PySparkException, match=gone):
             read(spark, tmp_path, startingOffsets='{"0": 0}').collect()
         lax = read(spark, tmp_path, startingOffsets='{"0": 0}', failOnDataLoss=False, columns="offset").collect()

@@ -30,8 +30,8 @@ START = 1_767_225_600
 # -- little ------------------------------------------------------------------------------------------
 
 
-def test_of_an_empty_queue(spark: SparkSession, tmp_path: Path) -> None:
-    """And a page that was there before is replaced whole."""
+def test_report_of_an_empty_queue(spark: SparkSession, tmp_path: Path) -> None:
+    """An existing page is replaced."""
     (tmp_path / "report.html").write_text("old")
     said: list[tuple[str, int, int]] = []
     with penstock.open(tmp_path / "broker") as broker:
@@ -41,12 +41,12 @@ def test_of_an_empty_queue(spark: SparkSession, tmp_path: Path) -> None:
     assert [one.items for one in figures.partitions] == [0, 0, 0]
     assert figures.imbalance == 1
     text = "".join(CheckedPage((tmp_path / "report.html").read_text("utf-8")).texts)
-    assert "Nothing has happened in this queue yet" in text
+    assert "The log of this queue has no events." in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broker", "report.html"]
     assert [(done, total) for _, done, total in said] == [(number, len(said)) for number in range(len(said))]
 
 
-def test_of_one_event(spark: SparkSession, tmp_path: Path) -> None:
+def test_report_of_one_event(spark: SparkSession, tmp_path: Path) -> None:
     clock = ManualClock()
     with penstock.open(tmp_path / "broker", clock=clock, threaded=False) as broker:
         broker.create_queue("orders").produce(b"x")
@@ -59,7 +59,7 @@ def test_of_one_event(spark: SparkSession, tmp_path: Path) -> None:
     CheckedPage((tmp_path / "report.html").read_text("utf-8"))
 
 
-def test_of_a_time_in_which_nothing_happened(spark: SparkSession, tmp_path: Path) -> None:
+def test_report_of_a_time_without_events(spark: SparkSession, tmp_path: Path) -> None:
     with penstock.open(tmp_path / "broker") as broker:
         fill(broker.create_queue("orders"), 3)
         until = datetime(2020, 1, 1, tzinfo=UTC)
@@ -69,8 +69,8 @@ def test_of_a_time_in_which_nothing_happened(spark: SparkSession, tmp_path: Path
     assert "asked for: until 2020-01-01 00:00:00" in (tmp_path / "report.html").read_text("utf-8")
 
 
-def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path) -> None:
-    """What is left is told truly: no wait is measured from a beginning that is not there."""
+def test_report_after_retention_removed_events(spark: SparkSession, tmp_path: Path) -> None:
+    """Waits whose beginning was removed are not measured."""
     yard = DirectoryBroker(tmp_path / "broker")
     yard.broker.close()
     yard.broker = penstock.open(yard.path, clock=yard.clock, threaded=False, segment_bytes=4_000, compression=False)
@@ -92,12 +92,12 @@ def test_where_retention_took_the_beginning(spark: SparkSession, tmp_path: Path)
     figures = report(spark, yard.path, "orders", tmp_path / "report.html", clock=yard.clock)
     oracle = ExpectedReport(ReportedQueue(yard, {}))
     assert figures.produced == oracle.count("produced", "scheduled") < 610
-    assert figures.items_before_log == oracle.untold() == 610 - figures.produced
+    assert figures.items_before_log == oracle.items_before_log() == 610 - figures.produced
     assert figures.leased == oracle.count("leased")
     assert figures.waiting == spread(micros for _, micros in oracle.waits)
-    assert figures.leases_without_wait == oracle.unmeasured == 10
+    assert figures.leases_without_wait == oracle.leases_without_wait == 10
     assert figures.handling == spread(micros for *_, micros in oracle.handlings)
-    assert any("Retention has taken the beginning" in one for one in findings(figures))
+    assert any("Retention has removed the first events" in one for one in findings(figures))
     CheckedPage((tmp_path / "report.html").read_text("utf-8"))
     yard.broker.close()
 
@@ -173,7 +173,7 @@ def test_reasons_that_differ_in_numbers_are_one(spark: SparkSession) -> None:
 # -- wrong -------------------------------------------------------------------------------------------
 
 
-def test_what_is_wrong_is_said_before_anything_is_read(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_are_refused_before_reading(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, path = tmp_path / "broker", tmp_path / "report.html"
     with penstock.open(target) as broker:
         broker.create_queue("orders")

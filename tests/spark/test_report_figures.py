@@ -27,7 +27,7 @@ Told = tuple[ReportMetrics, ExpectedReport]
 
 @pytest.fixture(scope="module", params=["all", "a part"])
 def both(spark: SparkSession, story: ReportedQueue, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Told:
-    """The figures of a report, by Spark and without; the broker is open meanwhile."""
+    """The metrics of a report, computed by Spark and without; the broker is open."""
     begin = min(at for _, at in story.items.values())
     since, until = (None, None) if request.param == "all" else (begin + MIDDLE[0], begin + MIDDLE[1])
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -38,7 +38,7 @@ def both(spark: SparkSession, story: ReportedQueue, tmp_path_factory: pytest.Tem
     return figures, ExpectedReport(story, since, until)
 
 
-def test_what_happened_is_counted(both: Told) -> None:
+def test_events_are_counted(both: Told) -> None:
     figures, oracle = both
     assert figures.produced == oracle.count("produced", "scheduled") > 0
     assert figures.leased == oracle.count("leased") > 0

@@ -1,4 +1,4 @@
-"""The page of a report: whole, harmless, true in its sentences; made of figures by hand, without Spark."""
+"""The page of a report: valid HTML that loads nothing, and its sentences; from metrics made by hand, without Spark."""
 
 import re
 from html.parser import HTMLParser
@@ -51,7 +51,7 @@ QUIET = ReportMetrics(
     slots_used=100,
     partitions=[PartitionLoad(number, 250) for number in range(4)],
 )
-"""A queue of which nothing is to be said."""
+"""The metrics of a queue without findings."""
 
 
 def but(**changes: object) -> ReportMetrics:
@@ -91,14 +91,14 @@ BAD = but(
     distinct_dead=2,
     dead_letters=30,
     waiting=Percentiles(1_000, 0.1, 1.0, 3.0, 9.0),
-    untold=12,
-    unmeasured=3,
+    items_before_log=12,
+    leases_without_wait=3,
 )
 PAGES = {"quiet": QUIET, "empty": EMPTY, "one event": ONE_EVENT, "bad": BAD}
 
 
 class CheckedPage(HTMLParser):
-    """Whatever is opened is closed, in order; remembers what the page is made of."""
+    """Parses a page, checks that its tags are closed in order, and remembers tags, ids, attributes and texts."""
 
     VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
 
@@ -134,23 +134,23 @@ class CheckedPage(HTMLParser):
 
 
 @pytest.fixture(scope="module", params=list(PAGES))
-def figures(request: pytest.FixtureRequest) -> ReportMetrics:
+def metrics(request: pytest.FixtureRequest) -> ReportMetrics:
     return PAGES[request.param]
 
 
 @pytest.fixture(scope="module")
-def html(figures: ReportMetrics) -> str:
-    return page.render(figures)
+def html(metrics: ReportMetrics) -> str:
+    return page.render(metrics)
 
 
-def test_it_is_whole_html(html: str) -> None:
+def test_the_page_is_valid_html(html: str) -> None:
     found = CheckedPage(html)
     assert html.startswith("<!DOCTYPE html>")
     assert len(found.ids) == len(set(found.ids))
     assert {"h1", "h2", "section"} <= found.tags
 
 
-def test_it_loads_and_runs_nothing(html: str) -> None:
+def test_the_page_loads_and_runs_nothing(html: str) -> None:
     found = CheckedPage(html)
     assert not found.tags & {"script", "link", "img", "iframe", "object", "embed", "video", "base", "form", "a", "image", "foreignobject"}
     assert [one for one in found.attributes if one[0].startswith("on") or one[0] in ("src", "srcset", "action")] == []
@@ -161,11 +161,11 @@ def test_it_loads_and_runs_nothing(html: str) -> None:
     styles = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
     assert not any(word in style for style in styles for word in ("@import", "http", "url(//"))
     visible = "".join(found.texts)
-    assert html.count("http://") == visible.count("http://")  # what looks like an address is text that was there to be read
+    assert html.count("http://") == visible.count("http://")  # addresses occur only in visible text
     assert html.count("https://") == visible.count("https://")
 
 
-def test_what_comes_from_a_queue_is_text() -> None:
+def test_text_from_a_queue_is_escaped() -> None:
     text = page.render(BAD)
     assert HOSTILE not in text
     assert "&lt;script&gt;alert(&#x27;x&#x27;)" in text
@@ -175,7 +175,7 @@ def test_what_comes_from_a_queue_is_text() -> None:
 
 
 @pytest.mark.parametrize("queue", ["<b>x</b>", "a&b"])
-def test_so_is_the_name_of_a_queue(queue: str) -> None:
+def test_the_name_of_a_queue_is_escaped(queue: str) -> None:
     found = CheckedPage(page.render(but(queue=queue)))
     assert f"Queue {queue}" in "".join(found.texts)
 
@@ -184,13 +184,19 @@ def test_a_page_is_the_same_each_time() -> None:
     assert page.render(BAD) == page.render(BAD)
 
 
-def test_letters_of_plots_are_text() -> None:
+def test_text_in_plots_stays_text() -> None:
     assert ">items per min</text>" in charts.throughput(QUIET)
     assert "DejaVu" not in charts.throughput(QUIET)
 
 
 def test_each_class_of_ages_has_a_name() -> None:
     assert len(charts.AGE_NAMES) == len(AGES) + 1
+
+
+@pytest.mark.parametrize("numbers", [[12], [11, 40], [10], [0], [1, 12]])
+def test_attempts_above_the_last_bar(numbers: list[int]) -> None:
+    text = charts.attempts(but(attempts=[AttemptCount(number, 0, 1) for number in numbers]))
+    assert ("10+" in text) == (max(numbers) > 10)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 60])
@@ -204,13 +210,13 @@ def test_plots_of_any_length(count: int, empty: bool) -> None:
 # -- sentences ---------------------------------------------------------------------------------------
 
 
-def test_of_a_quiet_queue_nothing_is_said() -> None:
+def test_a_quiet_queue_has_no_findings() -> None:
     assert findings(QUIET) == [NONE]
     assert findings(ONE_EVENT) == [NONE]
 
 
-def test_of_an_empty_queue_it_is_said() -> None:
-    assert findings(EMPTY) == ["Nothing has happened in this queue yet, as far as its log tells."]
+def test_the_finding_of_an_empty_queue() -> None:
+    assert findings(EMPTY) == ["The log of this queue has no events."]
     assert findings(msgspec.structs.replace(EMPTY, since=NOW - 1)) == ["Nothing happened in this time."]
 
 
@@ -224,9 +230,9 @@ def test_of_an_empty_queue_it_is_said() -> None:
         ),
         (
             {"failed": 250, "reasons": [ReasonCount("HTTP 503", 200)], "distinct_reasons": 3},
-            "20 % of all attempts failed or were put back; most often (80 %) because of “HTTP 503”.",
+            "20 % of all attempts failed or were retried; most often (80 %) because of “HTTP 503”.",
         ),
-        ({"leases_expired": 20}, "20 leases ran out (2 % of all attempts): handlers died, or took longer than the lease timeout."),
+        ({"leases_expired": 20}, "20 leases expired (2 % of all attempts): handlers died, or took longer than the lease timeout."),
         ({"states": {"ready": 9}, "age": Percentiles(9, 1, 1, 1, 7_200)}, "The oldest of 9 ready items has been ready for 2 h."),
         (
             {"states": {"ready": 90}, "buckets": [msgspec.structs.replace(one, completed=30) for one in QUIET.buckets]},
@@ -245,17 +251,17 @@ def test_of_an_empty_queue_it_is_said() -> None:
         ),
     ],
 )
-def test_what_stands_out_is_said(changes: dict[str, object], said: str) -> None:
+def test_findings(changes: dict[str, object], said: str) -> None:
     assert findings(but(**changes)) == [said]
 
 
-def test_what_retention_took_is_said() -> None:
-    taken = "Retention has taken the beginning of 12 items: older items are told of in part or not at all"
-    assert findings(but(untold=12)) == [NONE, f"{taken}."]
-    assert findings(but(untold=12, unmeasured=3)) == [NONE, f"{taken}, and 3 leases could not be measured for waiting."]
+def test_the_finding_that_retention_removed_events() -> None:
+    removed = "Retention has removed the first events of 12 items: the report covers older items in part or not at all"
+    assert findings(but(items_before_log=12)) == [NONE, f"{removed}."]
+    assert findings(but(items_before_log=12, leases_without_wait=3)) == [NONE, f"{removed}, and the waiting time of 3 leases is unknown."]
 
 
-def test_of_a_handful_no_proportion_is_told() -> None:
+def test_a_few_items_are_no_finding() -> None:
     few = but(
         completed=9, failed=9, leases_expired=9, items=9, produced=9, waiting=Percentiles(9, 0.1, 9, 9, 9), reasons=[ReasonCount("x", 9)]
     )
@@ -278,7 +284,7 @@ def test_of_a_handful_no_proportion_is_told() -> None:
         (2e5, "2 d 7 h"),
     ],
 )
-def test_spans(seconds: float, text: str) -> None:
+def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
@@ -298,6 +304,6 @@ def test_keys_are_one_printable_line() -> None:
 
 
 @pytest.mark.parametrize("span", [0, 1, SECOND, 59 * SECOND, HOUR, DAY, 400 * DAY, 20_000 * DAY])
-def test_a_step_divides_any_time_into_few(span: int) -> None:
+def test_any_time_has_at_most_the_maximum_of_steps(span: int) -> None:
     assert span // step_for(span) <= MOST_BUCKETS
     assert step_for(span) in STEPS or step_for(span) % DAY == 0

@@ -56,7 +56,7 @@ def test_routed_rows_lie_with_those_of_their_partition(spark: SparkSession, brok
     assert len({row.task for row in found if row.key is None}) > 1
 
 
-def test_what_has_no_keys_is_not_moved(spark: SparkSession, broker_dir: str) -> None:
+def test_rows_without_keys_are_not_moved(spark: SparkSession, broker_dir: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders", partitions=3)
         broker.create_queue("single")
@@ -65,7 +65,7 @@ def test_what_has_no_keys_is_not_moved(spark: SparkSession, broker_dir: str) -> 
     assert penstock_spark.routed(df, broker_dir, "single").rdd.getNumPartitions() == 1
 
 
-def test_what_cannot_be_routed(spark: SparkSession, broker_dir: str) -> None:
+def test_routing_refuses_wrong_columns(spark: SparkSession, broker_dir: str) -> None:
     with penstock.open(broker_dir) as broker:
         broker.create_queue("orders", partitions=3)
     df = spark.range(10).selectExpr("id key", "'x' payload")

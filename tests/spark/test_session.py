@@ -57,7 +57,7 @@ def test_every_public_name_is_there() -> None:
     assert set(penstock.spark.__all__) <= set(dir(penstock.spark))
 
 
-def test_it_is_local_quiet_and_on_utc(spark: SparkSession) -> None:
+def test_the_session_is_local_quiet_and_uses_utc(spark: SparkSession) -> None:
     told = {name: spark.conf.get(f"spark.{name}") for name in ("sql.session.timeZone", "ui.enabled", "driver.host", "driver.bindAddress")}
     assert told == {"sql.session.timeZone": "UTC", "ui.enabled": "false", "driver.host": "127.0.0.1", "driver.bindAddress": "127.0.0.1"}
     assert spark.conf.get("spark.ui.showConsoleProgress") == "false"
@@ -121,7 +121,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_process_left_is_swept_and_nothing_that_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directories_of_killed_processes_are_removed_but_none_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     killed = subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True)
     left, mine, foreign = Path(killed.stdout.strip()), scratch.make(), tmp_path / f"{scratch.PREFIX}other"

@@ -25,7 +25,7 @@ def stream(spark: "SparkSession", broker: str, **options: object) -> DataFrame:
 
 
 class StreamSink(MemorySink):
-    """Where a stream goes."""
+    """A sink for a stream."""
 
     def start(self, rows: DataFrame, **trigger: Any) -> "StreamingQuery":
         return self.keep(rows, **trigger)
@@ -71,7 +71,7 @@ def test_a_stream_beside_a_producer_and_through_resizes(spark: "SparkSession", t
 
 
 def test_available_now_ends_and_goes_on_where_it_ended(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
-    """To Parquet, in batches no larger than asked, run by run; with nothing new a run does nothing."""
+    """Stream to Parquet in limited batches, in several runs; a run without new items does nothing."""
     queue = broker.create_queue("orders", partitions=3)
     ids, lake, checkpoint = fill(queue, 1_000), str(tmp_path / "lake"), str(tmp_path / "checkpoint")
 
@@ -93,7 +93,7 @@ def test_available_now_ends_and_goes_on_where_it_ended(spark: "SparkSession", tm
 
 
 def test_latest_reads_what_comes_after(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
-    """Also when the first run saw nothing."""
+    """Also if the first run read nothing."""
     queue = broker.create_queue("orders", partitions=2)
     fill(queue, 50)
     sink = StreamSink(tmp_path)
@@ -153,7 +153,7 @@ def test_events_as_a_stream(spark: "SparkSession", tmp_path: Path, broker_dir: s
         ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_read(
+def test_wrong_options_are_refused_before_reading(
     spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker, options: dict[str, str], message: str
 ) -> None:
     fill(broker.create_queue("orders"), 5)
@@ -173,7 +173,9 @@ def test_retention_passing_a_stream_is_said_in_its_error(spark: "SparkSession", 
             fill(queue, 100, step * 100, size=100)
         resolve(queue, 900)
         assert sum(freed.items for freed in queue.compact()) > 10
-        with pytest.raises(StreamingQueryException, match=r"items 10–\d+ of partition 0 of queue 'orders' went by retention or damage"):
+        with pytest.raises(
+            StreamingQueryException, match=r"items 10–\d+ of partition 0 of queue 'orders' were removed by retention or damage"
+        ):
             sink.drain(stream(spark, broker_dir))
         sink.drain(stream(spark, broker_dir, failOnDataLoss=False))
         assert sink.rows[-1].id == "0-909" and 10 < len(sink.rows) < 910

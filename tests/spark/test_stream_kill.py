@@ -1,6 +1,7 @@
 """A streaming driver killed at every step of a micro-batch, and started again: the sink equals the source.
 
-Each start of a driver costs some ten seconds, so every change tries two steps in one chain of runs, and `make test-long` each of them.
+Each start of a driver costs some ten seconds, so every change tries two steps in one chain of runs, and `make
+test-long` each of them.
 """
 
 import os
@@ -22,7 +23,7 @@ DEADLINE = 120
 
 
 def run(broker: str, place: Path, where: str, batch: int) -> int:
-    """Stream what there is, or die; says how it ended."""
+    """Run the program; gives its exit status."""
     command = [
         sys.executable,
         "-m",
@@ -44,7 +45,7 @@ def run(broker: str, place: Path, where: str, batch: int) -> int:
 
 
 def streamed(broker: str, place: Path, queue: Queue, deaths: Sequence[tuple[str, int]]) -> tuple[list[str], list[str]]:
-    """What was produced, and what is in the sink after those deaths and a last run in peace."""
+    """The produced ids, and those in the sink after the kills and a last undisturbed run."""
     (place / "sink").mkdir()
     ids = fill(queue, 3 * ITEMS_PER_BATCH)
     for where, batch in deaths:
@@ -55,7 +56,8 @@ def streamed(broker: str, place: Path, queue: Queue, deaths: Sequence[tuple[str,
 
 
 def test_a_driver_killed_twice(tmp_path: Path, broker_dir: str) -> None:
-    """While tasks read the second batch, and, started again, when the third is in the sink but not committed."""
+    """Killed while tasks read the second batch; restarted and killed when the third is in the sink but not
+    committed."""
     with penstock.open(broker_dir) as broker:
         ids, found = streamed(broker_dir, tmp_path, broker.create_queue("orders", partitions=3), [("read", 1), ("sunk", 2)])
         assert sorted(found) == sorted(ids)

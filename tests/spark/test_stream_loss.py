@@ -1,4 +1,5 @@
-"""What retention takes of a queue that is streamed is never passed over in silence: the readers' own methods, without a JVM."""
+"""What retention takes of a queue that is streamed is never passed over in silence: the readers' own methods, without a
+JVM."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ def broker(broker_dir: str) -> Iterator[Broker]:
 
 @pytest.fixture
 def queue(broker: Broker) -> Queue:
-    """Of 300 items."""
+    """A queue with 300 items."""
     queue = broker.create_queue("orders", partitions=1, retention={"max_segments": 1_000})
     for start in range(0, 300, 10):
         fill(queue, 10, start, size=100)
@@ -31,7 +32,7 @@ def queue(broker: Broker) -> Queue:
 
 
 def thin(queue: Queue) -> None:
-    """Complete most, and let retention take what it may."""
+    """Complete most items, and run retention."""
     for lease in queue.lease(300):
         if lease.offset % 10:
             lease.complete()
@@ -60,10 +61,10 @@ def test_events_that_went_before_they_were_read_are_a_loss(broker_dir: str, queu
     queue.compact()
     for again in (stream, StreamRun(broker_dir, start=between, table="events")):
         with pytest.raises(
-            InvalidRequest, match=r"log sequences \d+–\d+ of partition 0 of queue 'orders' went by retention or damage before"
+            InvalidRequest, match=r"log sequences \d+–\d+ of partition 0 of queue 'orders' were removed by retention or damage before"
         ):
             again.batch()
-        with pytest.raises(InvalidRequest, match=r"log sequences 1–\d+ of partition 0 of queue 'orders' went by retention"):
+        with pytest.raises(InvalidRequest, match=r"log sequences 1–\d+ of partition 0 of queue 'orders' were removed by retention"):
             again.between(start, between)
     careless = StreamRun(broker_dir, start=between, table="events", failOnDataLoss=False)
     assert careless.batch() >= 200
@@ -87,7 +88,9 @@ def test_the_earliest_events_are_those_where_the_log_is_whole(broker_dir: str, q
     stream.batch()
     assert stream.rows == strict
     assert batch(broker_dir, table="events", startingTimestamp=0) == strict
-    with pytest.raises(InvalidRequest, match=r"startingOffsets gives partition 0 the offset 1, and retention has taken what is before \d+"):
+    with pytest.raises(
+        InvalidRequest, match=r"startingOffsets gives partition 0 the offset 1, and retention has removed everything before \d+"
+    ):
         batch(broker_dir, table="events", startingOffsets='{"0": 1}')
     assert batch(broker_dir, table="events", startingOffsets='{"0": 1}', failOnDataLoss=False) == lax
 
@@ -113,7 +116,7 @@ def test_items_that_went_between_planning_and_reading_are_a_loss(broker_dir: str
 # -- what is refused --------------------------------------------------------------------------------------
 
 
-def test_who_consumes_reads_all_that_it_completes(broker_dir: str, queue: Queue) -> None:
+def test_a_consuming_stream_reads_all_items_that_it_completes(broker_dir: str, queue: Queue) -> None:
     options = parse_options({"broker": broker_dir, "queue": "orders", "consume": "true", "failOnDataLoss": "false"})
     with pytest.raises(InvalidRequest, match="failOnDataLoss is false, and consume=true would complete what it could not read"):
         ConsumingReader(options, ["id"])

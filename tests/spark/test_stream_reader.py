@@ -30,7 +30,7 @@ def queue(broker: Broker) -> Queue:
 # -- where it begins ----------------------------------------------------------------------------------
 
 
-def test_it_begins_at_the_first_item(broker_dir: str, queue: Queue) -> None:
+def test_a_stream_begins_at_the_first_item(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 50)
     stream = StreamRun(broker_dir)
     assert sorted(stream.all()) == sorted(ids)
@@ -44,7 +44,7 @@ def test_a_queue_without_items_is_a_stream_without_rows(broker_dir: str, queue: 
     assert sorted(stream.all()) == sorted(ids)
 
 
-def test_latest_begins_behind_what_is_there(broker_dir: str, queue: Queue) -> None:
+def test_latest_begins_after_the_existing_items(broker_dir: str, queue: Queue) -> None:
     fill(queue, 20)
     stream = StreamRun(broker_dir, startingOffsets="latest")
     after = fill(queue, 20, 20)
@@ -62,7 +62,7 @@ def test_latest_is_not_moved_by_a_crash_in_the_first_batch(broker_dir: str, queu
     again = StreamRun(broker_dir, startingOffsets="latest")  # begins later, and repeats the batch that was logged
     assert again.between(again.at, logged) == []
     again.at = logged
-    again.reader._hold = False
+    again.reader._first_empty = False
     assert sorted(again.all()) == sorted(after)
 
 
@@ -87,7 +87,7 @@ def test_offsets_that_are_not_there_are_refused(broker_dir: str, queue: Queue, g
         StreamRun(broker_dir, startingOffsets=given)
 
 
-def test_it_begins_at_a_time(broker_dir: str, queue: Queue) -> None:
+def test_a_stream_begins_at_a_time(broker_dir: str, queue: Queue) -> None:
     fill(queue, 20)
     now = SystemClock().read().wall
     after = fill(queue, 20, 20)
@@ -98,7 +98,7 @@ def test_it_begins_at_a_time(broker_dir: str, queue: Queue) -> None:
 
 
 def test_a_time_to_come_is_refused(broker_dir: str, queue: Queue) -> None:
-    with pytest.raises(InvalidRequest, match="startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest"):
+    with pytest.raises(InvalidRequest, match="startingTimestamp is in the future; give a time that has passed, or startingOffsets=latest"):
         StreamRun(broker_dir, startingTimestamp=SystemClock().read().wall + 3_600 * SECOND)
 
 
@@ -124,7 +124,7 @@ def test_limits_of_sparks_own(broker_dir: str, queue: Queue) -> None:
     assert stream.reader.latestOffset(stream.at, ReadMinRows(31)) == stream.at
 
 
-def test_what_is_available_now_is_read_and_no_more(broker_dir: str, queue: Queue) -> None:
+def test_available_now_reads_only_existing_items(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 30)
     stream = StreamRun(broker_dir, maxItemsPerTrigger=8)
     stream.reader.prepareForTriggerAvailableNow()
@@ -134,7 +134,7 @@ def test_what_is_available_now_is_read_and_no_more(broker_dir: str, queue: Queue
     assert sorted(stream.all()) == sorted(ids)
 
 
-def test_it_reports_how_far_it_could_go(broker_dir: str, queue: Queue) -> None:
+def test_the_latest_offset_is_reported(broker_dir: str, queue: Queue) -> None:
     fill(queue, 30)
     stream = StreamRun(broker_dir, maxItemsPerTrigger=3)
     stream.batch()
@@ -167,7 +167,7 @@ def test_a_range_reads_the_same_again(broker_dir: str, queue: Queue) -> None:
     assert other.between(stream.at, end) == once
 
 
-def test_it_goes_on_from_its_checkpoint(broker_dir: str, queue: Queue) -> None:
+def test_a_stream_continues_from_its_checkpoint(broker_dir: str, queue: Queue) -> None:
     ids = fill(queue, 40)
     first = StreamRun(broker_dir, maxItemsPerTrigger=13)
     first.batch()
@@ -177,7 +177,7 @@ def test_it_goes_on_from_its_checkpoint(broker_dir: str, queue: Queue) -> None:
 
 
 def test_partitions_come_and_go(broker_dir: str, queue: Queue) -> None:
-    """What a resize forwards was read where it was first."""
+    """Items that a resize forwards are read in their first partition."""
     ids = fill(queue, 40)
     stream = StreamRun(broker_dir, maxItemsPerTrigger=11)
     for step, width in enumerate((6, 1, 4, 2), 1):
@@ -237,17 +237,17 @@ def test_a_directory_that_is_an_older_copy_is_noticed(broker_dir: str, queue: Qu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"table": "state"}, "table state tells what is now; read it with spark.read"),
-        ({"table": "dead"}, "table dead tells what is now"),
-        ({"endingOffsets": "latest"}, "endingOffsets is given, and a stream has no end; leave it out"),
-        ({"endingTimestamp": "0"}, "endingTimestamp is given, and a stream has no end; leave it out"),
+        ({"table": "state"}, "table state shows only the present state; read it with spark.read"),
+        ({"table": "dead"}, "table dead shows only the present state"),
+        ({"endingOffsets": "latest"}, "endingOffsets is for spark.read; leave it out"),
+        ({"endingTimestamp": "0"}, "endingTimestamp is for spark.read; leave it out"),
         ({"table": "events", "cursor": "c"}, "a cursor counts items, and table events is streamed; leave cursor out"),
         ({"maxItemsPerTrigger": "0"}, "maxItemsPerTrigger is '0'; give a whole number from 1"),
         ({"queue": "nothing"}, "there is no queue 'nothing'"),
         ({"broker": "/nowhere/at/all"}, "/nowhere/at/all"),
     ],
 )
-def test_options_that_cannot_be_meant(broker_dir: str, queue: Queue, options: dict[str, str], message: str) -> None:
+def test_wrong_options_are_refused(broker_dir: str, queue: Queue, options: dict[str, str], message: str) -> None:
     with pytest.raises(PenstockError, match=message):
         StreamRun(**{"broker": broker_dir, **options})  # type: ignore[arg-type]
 
@@ -256,7 +256,7 @@ def test_options_that_cannot_be_meant(broker_dir: str, queue: Queue, options: di
 
 
 def thinned(path: str) -> tuple[Broker, Queue]:
-    """A queue of which retention has taken 250 items, but for every tenth, which is not resolved."""
+    """A queue of which retention has removed 250 items, except every tenth, which is not completed."""
     broker = small_segments(path)
     queue = broker.create_queue("orders", partitions=1, retention={"max_age": 0, "max_bytes": 1})
     ids = [id for step in range(0, 400, 50) for id in fill(queue, 50, step, size=100)]
@@ -282,8 +282,8 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
         resolve(queue, 900)
         assert sum(freed.items for freed in queue.compact()) > 30
         wrong = (
-            r"items 30–\d+ of partition 0 of queue 'orders' went by retention or damage before this stream read them; "
-            "set failOnDataLoss=false to go on without them, .* give the stream a cursor"
+            r"items 30–\d+ of partition 0 of queue 'orders' were removed by retention or damage before this stream read them; "
+            "set failOnDataLoss=false to continue without them, .* give the stream a cursor"
         )
         for other in (stream, StreamRun(broker_dir, start=start)):
             with pytest.raises(InvalidRequest, match=wrong):
@@ -297,7 +297,7 @@ def test_retention_that_passes_a_stream_is_an_error(broker_dir: str) -> None:
         assert found == [f"0-{n}" for n in range(1_000 - len(found), 1_000)]
 
 
-def test_what_was_gone_when_the_stream_began_is_no_loss(broker_dir: str) -> None:
+def test_items_removed_before_the_stream_began_are_no_loss(broker_dir: str) -> None:
     broker, _ = thinned(broker_dir)
     with broker:
         freed = 400 - len(StreamRun(broker_dir).all())
@@ -309,7 +309,7 @@ def test_what_was_gone_when_the_stream_began_is_no_loss(broker_dir: str) -> None
         assert len(ids + again.all()) == 400 - freed
 
 
-def test_what_goes_later_is_a_loss_though_there_were_holes(broker_dir: str) -> None:
+def test_items_removed_later_are_a_loss_even_with_earlier_gaps(broker_dir: str) -> None:
     broker, queue = thinned(broker_dir)
     with broker:
         stream = StreamRun(broker_dir, maxItemsPerTrigger=50)
@@ -320,7 +320,7 @@ def test_what_goes_later_is_a_loss_though_there_were_holes(broker_dir: str) -> N
             fill(queue, 50, step, size=100)
         queue.compact()
         assert len(StreamRun(broker_dir).all()) < 600 - 225
-        with pytest.raises(InvalidRequest, match="went by retention or damage"):
+        with pytest.raises(InvalidRequest, match="removed by retention or damage"):
             stream.batch()
 
 

@@ -12,7 +12,7 @@ import penstock
 from penstock import spark as penstock_spark
 from penstock.rules import slots
 from penstock.rules.routing import slot
-from tests.spark.failing_writers import SOURCES, dropped, inbox, manifests
+from tests.spark.failing_writers import SOURCES, inbox, manifests, published_items
 
 ROWS = 300
 OWNERS = slots.first_map([0, 1, 2]).owners
@@ -32,7 +32,7 @@ def orders(broker_dir: str) -> str:
 
 
 def rows(spark: SparkSession, count: int = ROWS, tasks: int = 3, per_key: int = 10) -> DataFrame:
-    """Payloads 0, 1, …, keys with some rows each, and `seq`, which says the order."""
+    """Rows with payloads 0, 1, …, several rows per key, and `seq`, which gives the order."""
     key = F.concat(F.lit("k"), F.floor(F.col("id") / per_key).cast("string"))
     return spark.range(0, count, 1, tasks).select(
         F.col("id").cast("string").cast("binary").alias("payload"), key.alias("key"), F.col("id").alias("seq")
@@ -47,9 +47,9 @@ def payloads(count: int = ROWS) -> list[bytes]:
     return sorted(b"%d" % n for n in range(count))
 
 
-def test_every_row_is_dropped_once_where_its_key_lives(spark: SparkSession, orders: str) -> None:
+def test_every_row_is_published_once_in_its_keys_partition(spark: SparkSession, orders: str) -> None:
     save(rows(spark).drop("seq"), orders)
-    found = dropped(orders)
+    found = published_items(orders)
     assert sorted(row.payload for row in found) == payloads()
     assert {(row.key, row.partition) for row in found} == {(f"k{n}", OWNERS[slot(b"k%d" % n)]) for n in range(ROWS // 10)}
     assert all(row.key == f"k{int(row.payload) // 10}" for row in found)
@@ -63,7 +63,7 @@ def test_a_task_writes_one_frame_for_each_partition(spark: SparkSession, orders:
 @pytest.mark.parametrize("source", ["failing", "dying", "double"])
 def test_tasks_that_fail_die_or_run_twice_add_every_row_once(spark: SparkSession, orders: str, source: str) -> None:
     save(rows(spark, tasks=2).drop("seq"), orders, source)
-    assert sorted(row.payload for row in dropped(orders)) == payloads()
+    assert sorted(row.payload for row in published_items(orders)) == payloads()
     assert len(inbox(orders)) == 1
 
 
@@ -87,7 +87,7 @@ def test_a_write_of_the_same_id_is_not_dropped_twice(spark: SparkSession, orders
     for _ in range(2):
         save(rows(spark).drop("seq"), orders, writeId="load of today")
     assert [manifest.source for manifest in manifests(orders)] == ["load of today"]
-    assert sorted(row.payload for row in dropped(orders)) == payloads()
+    assert sorted(row.payload for row in published_items(orders)) == payloads()
 
 
 def test_every_column_comes_through(spark: SparkSession, orders: str) -> None:
@@ -115,7 +115,7 @@ def test_a_text_is_text_and_null_columns_are_none(spark: SparkSession, orders: s
 
 def in_order(broker: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for row in dropped(broker):
+    for row in published_items(broker):
         found.setdefault(row.key or "", []).append(int(row.payload))
     return found
 

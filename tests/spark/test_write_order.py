@@ -17,7 +17,7 @@ from penstock.rules import slots
 from penstock.spark import part_files
 from penstock.spark.sort_order import SortOrder, is_identity
 from penstock.spark.staging import Destination, StagedWriteClient
-from tests.spark.failing_writers import DroppedItem, dropped, inbox
+from tests.spark.failing_writers import PublishedItem, inbox, published_items
 
 PARTITIONS = 3
 KEYS = st.none() | st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -46,8 +46,8 @@ def table(rows: list[tuple[Any, ...]], start: int) -> pa.Table:
     )
 
 
-def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[DroppedItem]:
-    """What the inbox holds after tasks with these rows were written in batches of three; it is emptied again."""
+def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, queue: str = "orders") -> list[PublishedItem]:
+    """The published items after tasks wrote these rows in batches of three; empties the inbox."""
     writing = StagedWriteClient((broker,))
     destination, write, runs, start = writing.find(queue), writing.new_write_name(), [], 0
     writing.prepare(write)
@@ -60,7 +60,7 @@ def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, q
         writing.abandon(write)
         return []
     assert writing.publish(write, destination, order, "test", 1, runs)
-    found = dropped(broker)
+    found = published_items(broker)
     for name in inbox(broker):
         for file in Path(broker, "inbox", name).iterdir():
             file.unlink()
@@ -69,7 +69,7 @@ def written(broker: str, tasks: list[list[tuple[Any, ...]]], order: SortOrder, q
 
 
 def spark_order(row: tuple[Any, ...], descending: tuple[bool, bool]) -> tuple[Any, ...]:
-    """A key that sorts as Spark does: missing first when ascending and last when descending, NaN above all numbers."""
+    """A sort key as in Spark: NULL first when ascending and last when descending, NaN above all numbers."""
     found: list[Any] = []
     for value, down in zip(row[1:], descending, strict=True):
         sign = -1 if down else 1
@@ -97,7 +97,8 @@ def test_rows_of_every_key_stand_in_order(broker: str, tasks: list[list[Any]], d
 
 
 def test_equal_rows_stay_as_they_come_where_runs_are_sorted(broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)  # a run of each three rows: those without a key do not follow each other
+    # a run of each three rows: those without a key do not follow each other
+    monkeypatch.setattr(part_files, "GATHERED_BYTES", 1)
     rows = [(None, 2, 0.0), (None, 2, 0.0), ("a", 5, 0.0), (None, 1, 0.0), ("a", 5, 0.0)]
     found = written(broker, [rows], SortOrder(("n",), ("ascending",)))
     assert [int(row.payload) for row in found if row.key == "a"] == [2, 4]

@@ -78,7 +78,7 @@ def test_columns_that_are_taken(orders: str, columns: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ("key string", "no column 'payload' but key; name the one with the items so"),
+        ("key string", "no column 'payload' (it has key); give the column with the items this name"),
         ("payload int", "the column 'payload' is int; give binary or string"),
         ("payload void", "the column 'payload' is void; give binary or string"),
         ("payload variant", "the column 'payload' is variant; give binary or string"),
@@ -151,7 +151,7 @@ def test_a_stream_has_no_write_id(orders: str) -> None:
 def test_a_queue_or_a_broker_that_is_not_there(orders: str, tmp_path: Path) -> None:
     with pytest.raises(QueueNotFound, match="no queue 'bills'"):
         BatchWriter(parse_options({"broker": orders, "queue": "bills"}), schema("payload binary"), False)
-    with pytest.raises(InvalidRequest, match="nowhere does not exist; give a directory that does: that of a broker"):
+    with pytest.raises(InvalidRequest, match="nowhere does not exist; give the directory of a broker"):
         BatchWriter(parse_options({"broker": str(tmp_path / "nowhere"), "queue": "orders"}), schema("payload binary"), False)
 
 
@@ -177,7 +177,7 @@ def test_a_row_that_cannot_be_is_named_by_its_key(columns: dict[str, list[object
     assert str(refused.value) == said
 
 
-def test_of_many_unknown_columns_a_few_are_named() -> None:
+def test_only_a_few_of_many_unknown_columns_are_named() -> None:
     with pytest.raises(InvalidRequest) as refused:
         arrow.read_columns(pa.table({"payload": ["a"], **{f"c{n}": [n] for n in range(200)}}))
     shown = ", ".join(f"'c{n}'" for n in range(8))
@@ -201,7 +201,7 @@ def test_the_page_tells_the_limits() -> None:
 
 
 class FakeDataFrame:
-    """As much of a DataFrame as is looked at before Spark is asked for anything."""
+    """The parts of a DataFrame that are used before Spark is."""
 
     isStreaming = False
 
@@ -214,7 +214,7 @@ class FakeDataFrame:
     ("columns", "options", "said"),
     [
         ("payload int", {}, "the column 'payload' is int; give binary or string"),
-        ("key string", {}, "no column 'payload' but key"),
+        ("key string", {}, "no column 'payload' (it has key)"),
         ("payload string; a int; b int", {}, "the columns 'a', 'b' are not known; drop them"),
         ("payload string", {"order_by": "nr"}, "orderBy names 'nr', and the DataFrame has payload"),
         ("payload string", {"order_by": ""}, "orderBy is ''; give names with commas between them"),
@@ -222,7 +222,7 @@ class FakeDataFrame:
         ("payload string", {"adopt_timeout": -1}, "adoptTimeout is '-1'; give seconds from 0 to 86400"),
         ("payload string", {"startingOffsets": "latest"}, "startingOffsets is for reading; leave it out"),
         ("payload string", {"queue": "bills"}, "no queue 'bills'"),
-        ("payload string", {"broker": "/nowhere"}, "/nowhere does not exist; give a directory that does: that of a broker"),
+        ("payload string", {"broker": "/nowhere"}, "/nowhere does not exist; give the directory of a broker"),
     ],
 )
 def test_write_refuses_before_spark_begins(orders: str, columns: str, options: dict[str, object], said: str) -> None:

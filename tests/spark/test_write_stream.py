@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
-from tests.spark.failing_writers import SOURCES, dropped, inbox, manifests
+from tests.spark.failing_writers import SOURCES, inbox, manifests, published_items
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 30
@@ -28,7 +28,7 @@ def orders(broker_dir: str) -> str:
 
 
 def fill(place: Path, files: int) -> list[bytes]:
-    """Files of rows, one a batch; gives the payloads."""
+    """Write files of rows, one per batch; gives the payloads."""
     place.mkdir(exist_ok=True)
     for number in range(files):
         rows = range(ROWS_PER_FILE * number, ROWS_PER_FILE * (number + 1))
@@ -56,7 +56,7 @@ def test_every_batch_is_dropped_by_the_querys_id_and_its_number(spark: SparkSess
     payloads = fill(tmp_path / "rows", 3)
     query = start(stream(spark, tmp_path / "rows").drop("seq"), tmp_path, orders)
     finish(query)
-    assert sorted(row.payload for row in dropped(orders)) == payloads
+    assert sorted(row.payload for row in published_items(orders)) == payloads
     assert sorted((manifest.source, manifest.number) for manifest in manifests(orders)) == [
         (f"stream-{query.id}", number) for number in (1, 2, 3)
     ]
@@ -67,7 +67,7 @@ def test_rows_of_a_batch_are_in_order(spark: SparkSession, orders: str, tmp_path
     fill(tmp_path / "rows", 1)
     finish(start(stream(spark, tmp_path / "rows").repartition(3), tmp_path, orders, orderBy="seq desc"))
     for key in range(7):
-        numbers = [int(row.payload) for row in dropped(orders) if row.key == f"k{key}"]
+        numbers = [int(row.payload) for row in published_items(orders) if row.key == f"k{key}"]
         assert numbers == [row for row in reversed(range(ROWS_PER_FILE)) if row % 7 == key]
 
 
@@ -94,7 +94,7 @@ def test_batches_that_were_published_and_not_committed_come_again_and_add_nothin
 
 
 def adopt(broker: str) -> list[bytes]:
-    """What the owner has more than before."""
+    """The items that the owner has in addition."""
     found = []
     with penstock.open(broker) as opened:
         queue = opened.queue("orders")

@@ -1,4 +1,5 @@
-"""Tasks that write, one by one and without a JVM: what they hold in memory, and what they leave behind when they fail."""
+"""Tasks that write, one by one and without a JVM: what they hold in memory, and what they leave behind when they
+fail."""
 
 import errno
 import os
@@ -25,7 +26,7 @@ from penstock.spark.staging import StagedWriteClient
 from penstock.spark.writer import BatchWriter, StreamWriter, TaskCommitMessage
 from penstock.words.errors import QueueNotFound, StorageFailed
 from penstock.words.limits import KIB, MIB
-from tests.spark.failing_writers import dropped, inbox
+from tests.spark.failing_writers import inbox, published_items
 
 ORDER = SortOrder.parse(["nr"])
 SCHEMA = T.StructType().add("payload", T.StringType()).add("nr", T.LongType())
@@ -72,7 +73,7 @@ def test_runs_are_merged_by_a_few_bytes_at_a_time(orders: str, monkeypatch: pyte
     assert writing.publish(write, destination, ORDER, "test", 1, runs)
     assert len(sizes) == 20 and max(sizes) <= MIB + 10 * KIB
     assert max(held) < 8 * MIB  # of 20 MiB in all
-    assert len(dropped(orders)) == 200
+    assert len(published_items(orders)) == 200
 
 
 def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,11 +85,11 @@ def test_many_runs_are_merged_with_few_files_open(orders: str, monkeypatch: pyte
     files = OpenFileCounter()
     assert StagedWriteClient((orders,), partial(open_home, files=files)).publish(write, destination, ORDER, "test", 1, runs)
     assert len(runs) == 100 and files.most <= 3
-    assert len(dropped(orders)) == 200
+    assert len(published_items(orders)) == 200
 
 
 class OpenFileCounter(SystemFiles):
-    """Counts the files that are open."""
+    """Counts the open files."""
 
     def __init__(self) -> None:
         self.most = self._open = 0
@@ -138,7 +139,7 @@ def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkey
 
 
 class FullDiskFiles(SystemFiles):
-    """A disk that takes a few bytes of a part."""
+    """A disk that fails after a few bytes of a part."""
 
     def write(self, handle: int, parts: Any) -> int:
         os.write(handle, b"some")
@@ -202,7 +203,7 @@ def test_a_stream_task_that_fails_takes_no_place_from_the_others(orders: str, or
     found = writer.write(slow())
     assert isinstance(found, TaskCommitMessage)
     writer.commit([found], 3)
-    assert len(dropped(orders)) == 2 and len(inbox(orders)) == 1
+    assert len(published_items(orders)) == 2 and len(inbox(orders)) == 1
 
 
 @pytest.mark.usefixtures("in_a_task")

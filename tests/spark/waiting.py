@@ -9,7 +9,7 @@ PAUSE = 0.02
 
 
 def wait_until(predicate: Callable[[], T], seconds: float = 60.0) -> T:
-    """What `predicate` gives as soon as that is true; fails when the deadline passes first."""
+    """Wait until `predicate` gives a true value, and give it; fails at the deadline."""
     deadline = time.monotonic() + seconds
     while not (found := predicate()):
         assert time.monotonic() < deadline, f"still not true after {seconds:g} s"

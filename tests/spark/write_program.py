@@ -1,8 +1,8 @@
-"""A program that streams files into a queue and dies after each batch it published; run by test_write_stream.py as a process of its own.
+"""Streams files into a queue and kills itself after each published batch; test_write_stream.py runs it.
 
     python -m tests.spark.write_program BROKER PLACE
 
-Files are in PLACE/rows, the checkpoint in PLACE/checkpoint. The process that has published a batch for the first time kills all.
+Files are in PLACE/rows, the checkpoint in PLACE/checkpoint. The first time a batch is published, the program is killed.
 """
 
 import os

@@ -113,7 +113,7 @@ def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> Non
 
 def test_derived_sets_of_fields_equal_the_table() -> None:
     assert arrow.COLUMNS == GIVEN
-    assert tuple(row_mapping._MAKERS) == GIVEN
+    assert tuple(row_mapping._BUILDERS) == GIVEN
     assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(fields_on(Surface.CLI_INPUT))]
     assert sorted(schemas.ITEMS.names) == sorted(names(fields_on(Surface.TABLE)))
     assert arrow.item_schema().names == names(fields_on(Surface.LEASED))

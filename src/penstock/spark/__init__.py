@@ -5,7 +5,8 @@
     session = spark.session()
     session.read.format("penstock").options(broker="data/", queue="orders").load().show()
 
-Needs penstock[spark]. Names are fetched when they are first used, so that this import stays cheap; what is missing is said then.
+Needs penstock[spark]. Each name is imported when it is first used, so that this import stays cheap. Where pyspark is
+missing, that first use raises InvalidRequest.
 """
 
 from importlib import import_module

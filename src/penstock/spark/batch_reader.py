@@ -1,7 +1,8 @@
-"""A queue as a table: everything that is published, or a range of it, once.
+"""Batch queries (spark.read): everything that a queue has published, or a range of it.
 
-Owns: `BatchReader`. The driver decides what is read, when Spark plans: ranges of offsets (or, of events, of sequences) up to what is
-published then, so that every row is read once however often a task is tried. Tables state and dead tell what is when their tasks look.
+Owns: `BatchReader` and the tasks it plans. For tables items and events the driver fixes the ranges of offsets or log
+sequences when Spark plans the query, up to what is published then; so a task that Spark repeats reads the same rows.
+Tables state and dead have no ranges: their tasks read what is published when they run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,45 +13,45 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from penstock.reports import QueueDescription
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.queue_tables import DeadLetterPartition, QueueTables
-from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, sequence_bounds
+from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, item_bounds, sequence_bounds
 from penstock.words.errors import InvalidRequest
 
 EVENT_SEGMENTS = 2
-"""Segments of a log whose events one task reads, unless more tasks are asked for."""
+"""How many segments of a log one task of table events reads, unless minPartitions asks for more tasks."""
 
 
 class ItemTask(InputPartition):
-    """Items of a partition."""
+    """A range of item offsets of one partition."""
 
     def __init__(self, incarnation: int, partition: int, start: int, stop: int) -> None:
         self.incarnation, self.partition, self.start, self.stop = incarnation, partition, start, stop
 
 
 class EventTask(ItemTask):
-    """What happened in a partition; the range is of sequences."""
+    """A range of log sequences of one partition."""
 
 
 class StateTask(InputPartition):
-    """What is not completed in a partition."""
+    """The items of one partition that are not completed."""
 
     def __init__(self, incarnation: int, partition: int) -> None:
         self.incarnation, self.partition = incarnation, partition
 
 
 class DeadTask(InputPartition):
-    """Dead letters that lie in one place."""
+    """The dead letters of one partition."""
 
-    def __init__(self, place: DeadLetterPartition) -> None:
-        self.place = place
+    def __init__(self, source: DeadLetterPartition) -> None:
+        self.source = source
 
 
 class BatchReader(DataSourceReader):
-    """Reads one of the tables of a queue."""
+    """Reads one table of a queue."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         if options.consume:
             raise InvalidRequest(
-                "consume is true, and a batch only looks; use spark.readStream, with trigger(availableNow=True) for one run"
+                "consume is true, and a batch query consumes nothing; use spark.readStream, with trigger(availableNow=True) for one run"
             )
         self._options = options
         self._columns = tuple(columns)
@@ -72,24 +73,23 @@ class BatchReader(DataSourceReader):
                     yield from tables.items(incarnation, number, [start, stop], columns, fail_on_data_loss=strict)
                 case StateTask(incarnation=incarnation, partition=number):
                     yield from tables.states(incarnation, number, columns)
-                case DeadTask(place=place):
-                    yield from tables.dead(place, columns)
-                case _:  # Spark's own, where there is nothing to read
+                case DeadTask(source=source):
+                    yield from tables.dead(source, columns)
+                case _:  # where there is no task, Spark reads an InputPartition of its own
                     return
 
     def __repr__(self) -> str:
         return f"BatchReader({self._options.queue!r}, {self._options.table})"
 
 
-# -- what is read ------------------------------------------------------------------------------------
+# -- planning ----------------------------------------------------------------------------------------
 
 
 def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    bounds = tables.published(queue)
-    ends = PartitionBounds({number: one.start for number, one in bounds.items()}, {number: one.end for number, one in bounds.items()})
-    starts = first_positions(_checked(options), tables, queue, ends)
-    stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, ends)
-    ranges = _ranges(queue, starts, {number: min(stop, ends.stop[number]) for number, stop in stops.items()})
+    bounds = item_bounds(tables.published(queue))
+    starts = first_positions(_checked(options), tables, queue, bounds)
+    stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, bounds)
+    ranges = _ranges(queue, starts, {number: min(stop, bounds.stop[number]) for number, stop in stops.items()})
     total = sum(stop - start for start, stop in ranges.values())
     for number, (start, stop) in ranges.items():
         pieces = -(-options.min_partitions * (stop - start) // total)
@@ -99,14 +99,13 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescrip
 
 
 def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    bounds = tables.published(queue)
-    ends = sequence_bounds(bounds, whole=options.fail_on_data_loss)
-    starts = first_positions(_checked(options), tables, queue, ends)
-    ranges = _ranges(queue, starts, _stops(options, queue, ends))
+    bounds = sequence_bounds(tables.published(queue), intact_only=options.fail_on_data_loss)
+    starts = first_positions(_checked(options), tables, queue, bounds)
+    ranges = _ranges(queue, starts, _stops(options, queue, bounds))
     for number, (start, stop) in ranges.items():
         cuts = tables.sequence_cuts(queue, number, start, stop)
         wanted = max(-(-options.min_partitions // len(ranges)), (len(cuts) + 1) // EVENT_SEGMENTS)
-        cuts = [cuts[(len(cuts) + 1) * place // wanted - 1] for place in range(1, wanted)] if wanted <= len(cuts) else cuts
+        cuts = [cuts[(len(cuts) + 1) * index // wanted - 1] for index in range(1, wanted)] if wanted <= len(cuts) else cuts
         for low, high in zip([start, *cuts], [*cuts, stop], strict=True):
             yield EventTask(queue.incarnation, number, low, high)
 
@@ -116,14 +115,14 @@ def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueDescri
 
 
 def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    return (DeadTask(place) for place in tables.dead_letter_partitions(queue))
+    return (DeadTask(source) for source in tables.dead_letter_partitions(queue))
 
 
 _PLANS = {"items": _plan_items, "events": _plan_events, "state": _plan_states, "dead": _plan_dead}
 
 
 def _checked(options: SourceOptions) -> SourceOptions:
-    """The options, if there can be anything between the ends."""
+    """The options; InvalidRequest if their range is empty for every queue."""
     if options.starting_offsets == LATEST:
         raise InvalidRequest("startingOffsets is latest, and a batch ends there; give earliest or offsets, or use spark.readStream")
     if options.ending_offsets == EARLIEST:
@@ -134,14 +133,14 @@ def _checked(options: SourceOptions) -> SourceOptions:
     return options
 
 
-def _stops(options: SourceOptions, queue: QueueDescription, ends: PartitionBounds) -> dict[int, int]:
-    """Where each partition's range ends: as given, else where the partition does."""
-    stops = dict(ends.stop)
+def _stops(options: SourceOptions, queue: QueueDescription, bounds: PartitionBounds) -> dict[int, int]:
+    """Where the range of each partition ends: as endingOffsets says, else at the end of the partition."""
+    stops = dict(bounds.stop)
     given = options.ending_offsets
     for number, offset in given.items() if isinstance(given, dict) else ():
         if number not in stops:
             raise InvalidRequest(f"endingOffsets names partition {number}; queue {queue.name!r} has {sorted(stops)}")
-        offset = {FIRST: ends.start[number], LAST: stops[number]}.get(offset, offset)
+        offset = {FIRST: bounds.start[number], LAST: stops[number]}.get(offset, offset)
         if offset > stops[number]:
             raise InvalidRequest(
                 f"endingOffsets gives partition {number} the offset {offset}, which is in the future; it ends at {stops[number]}"
@@ -151,7 +150,7 @@ def _stops(options: SourceOptions, queue: QueueDescription, ends: PartitionBound
 
 
 def _ranges(queue: QueueDescription, starts: Mapping[int, int], stops: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """The ranges in which there is something."""
+    """The ranges that are not empty, by partition."""
     for number, start in starts.items():
         if start > stops.get(number, start):
             raise InvalidRequest(

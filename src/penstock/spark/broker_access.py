@@ -1,8 +1,8 @@
-"""How Spark reaches a broker.
+"""How Spark's processes reach a broker.
 
-Owns: `Target`, `parse_broker`, `open_home` and `open_snapshot`. Driver and tasks are different processes, perhaps on different machines: a
-target is plain data that can be sent to them, a home is opened where it is used. A directory must be reachable under the same path from
-every node. Another kind of broker adds a line here; everything else in this folder speaks operations.
+Owns: `BrokerRoots`, `parse_broker`, `open_home` and `open_snapshot`. Driver and tasks are different processes, perhaps
+on different machines. `BrokerRoots` is plain data that is sent to them; each process opens its own home. A broker's
+directory must have the same path on every node. No other module of this package opens a broker's home.
 """
 
 import json
@@ -16,23 +16,23 @@ from penstock.operations import Home
 from penstock.words.errors import InvalidRequest
 
 BrokerRoots: TypeAlias = tuple[str, ...]
-"""A broker: the storage roots of its directory, the first being the primary one."""
+"""A broker: the paths of its storage roots, the primary root first."""
 
 FILE = "file://"
 
 
-def open_home(target: BrokerRoots, **options: Any) -> Home:
-    """The broker, seen from a process that does not own it. Close it. `options` are those of `InboxClient`."""
-    return InboxClient.open([*target], **options)
+def open_home(roots: BrokerRoots, **options: Any) -> Home:
+    """Open the broker from a process that does not own it; the caller closes it. `options`: those of `InboxClient`."""
+    return InboxClient.open([*roots], **options)
 
 
-def open_snapshot(target: BrokerRoots) -> Home:
-    """The broker as it is published now, to be asked many things that go together. Close it."""
-    return Snapshot.open([*target])
+def open_snapshot(roots: BrokerRoots) -> Home:
+    """Open the broker as it is published now, for several queries on the same state; the caller closes it."""
+    return Snapshot.open([*roots])
 
 
 def parse_broker(given: str) -> BrokerRoots:
-    """The broker that the option of that name gives: a path, or several storage roots as a JSON list of paths, the first one first."""
+    """Parse the option `broker`: a path, or a JSON list of the paths of its storage roots, the primary root first."""
     text = given.strip()
     if text.startswith("["):
         try:
@@ -50,7 +50,7 @@ def _path(given: str) -> str:
     if not given:
         raise InvalidRequest("the broker is empty; give the path of its directory")
     if given == MEMORY:
-        raise InvalidRequest(f"{MEMORY!r} ends with its process, and Spark's tasks are others; give a directory")
+        raise InvalidRequest(f"{MEMORY!r} exists only in its own process, and Spark's tasks are other processes; give a directory")
     path = given.removeprefix(FILE)
     if "://" in path:
         scheme = path.partition("://")[0]

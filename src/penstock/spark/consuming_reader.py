@@ -1,13 +1,13 @@
-"""A stream that is its queue's consumer: what a micro-batch committed is completed.
+"""Streaming queries that consume (consume=true): the items of a micro-batch are completed after Spark committed it.
 
-Owns: `ConsumingReader` (consume=true) and `settle`. The owner of the queue leases to the stream by grants, numbered from 1
-(broker/streams.py); an offset says which stream it is and how many grants are done with:
+Owns: `ConsumingReader` and `settle`. The queue's owner leases items to the stream in grants, numbered from 1
+(broker/streams.py). An offset of the stream is its id and the number of its last completed grant:
     {"incarnation": "5f0c…", "stream": "c0ffee…", "grant": 17}
-Spark asks where the next micro-batch ends only when the one before is in its commit log, also after the last one of a run: that is where a
-grant is completed. A batch that Spark repeats after a crash is read by its grant, so it has the same rows.
-While the stream lives it says so, three times as often as it must; when it has died, its right and its leases end by themselves. One that
-is stopped in order gives its right back at once.
-Everything but `read` runs on the driver, in one process, one call after the other; only the signs of life come from a thread.
+Spark calls `latestOffset` only after the micro-batch before is in its commit log, and also after the last micro-batch
+of a run; that call completes the grant. A batch that Spark repeats after a crash reads the same grant, so the same
+rows. A thread renews the consumer right three times per consumerTimeout. Without renewal the right and the leases
+expire. A stream that is stopped gives the right back at once.
+Everything but `read` runs on the driver, in one process, one call at a time; only the heartbeat has its own thread.
 """
 
 import os
@@ -41,18 +41,19 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 DEFAULT_BATCH_ITEMS = 250_000
-"""Of a micro-batch, unless maxItemsPerTrigger says otherwise."""
+"""Items of a micro-batch, unless maxItemsPerTrigger is given."""
 IDLE = 250 * MILLISECOND
-"""When there was nothing, the owner is not asked again so soon."""
+"""How long to wait after an empty grant before the owner is asked again."""
 SETTLED_AT_ONCE = 10_000
 SHOWN_IDS = 3
 SPARK_STREAM_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
-"""The program in which Spark runs the driver's side of a stream, a process for each query."""
+"""The module that Spark runs as the driver's process of a streaming query, one process per query."""
 STOP_TIMEOUT_SECONDS = 5
+"""How long a stream that gets SIGTERM may take to give its consumer right back."""
 
 
 class ConsumePosition(msgspec.Struct, frozen=True):
-    """How far a consuming stream is."""
+    """An offset of a consuming stream, as Spark keeps it in the checkpoint."""
 
     incarnation: str
     stream: str
@@ -73,33 +74,34 @@ def parse_consume_position(offset: Mapping[str, Any]) -> ConsumePosition:
 
 
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Takes items of a queue, and completes them when Spark has committed what became of them."""
+    """Leases items of a queue, and completes them when Spark has committed their micro-batch."""
 
     ANSWER_TIMEOUT: ClassVar[int] = TIMEOUT
-    """How long the owner is waited for, who may be starting again."""
+    """How long to wait for an answer of the owner, which may be restarting."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = check_consume_options(options)
         self._columns = tuple(columns)
         self._clock: Clock = SystemClock()
         self._run = os.urandom(8).hex()
-        """Which process of the stream this is: one that ends late must not take the right from its successor."""
+        """Id of this process of the stream: a process that ends late must not end the right of its successor."""
         self._queue: QueueDescription | None = None
         self._initial: ConsumePosition | None = None
-        self._life: Heartbeat | None = None
-        self._living: ConsumePosition | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._renewed: ConsumePosition | None = None
+        """The stream whose right the heartbeat renews."""
         self._done = 0
-        """The grant that was last said to be done."""
-        self._quiet_until = 0
+        """The last grant that the owner was asked to complete."""
+        self._idle_until = 0
         self._available_now = False
-        self._left: int | None = None
-        """Of what was ready when a run began that takes what is available now: not granted yet."""
+        self._remaining: int | None = None
+        """With trigger availableNow: how many of the items that were ready when the run began are not granted yet."""
 
-    # -- how far -------------------------------------------------------------------------------------
+    # -- offsets -------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        if self._initial is None:  # asked for twice, and must then be the same
-            self._initial = ConsumePosition(f"{self._found().incarnation:016x}", os.urandom(8).hex(), 0)
+        if self._initial is None:  # Spark asks twice and needs the same answer
+            self._initial = ConsumePosition(f"{self._queue_found().incarnation:016x}", os.urandom(8).hex(), 0)
         return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -109,105 +111,106 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The grant of the next micro-batch. Those up to `start` are in the sink, so they are completed."""
-        place = self._own(start)
+        """Take the grant of the next micro-batch. Grants up to `start` are in the sink; this completes them."""
+        position = self._check_queue(start)
         now = self._clock.read().elapsed
-        if place.grant == self._done and now < self._quiet_until:
+        if position.grant == self._done and now < self._idle_until:
             return start
         want = min(limit.max_rows if isinstance(limit, ReadMaxRows) else MAX_GRANT, MAX_GRANT)
-        if self._left is not None:
-            want = min(want, self._left)
-        taken = self._take(place, want)
-        self._done = place.grant
-        if taken.grant == place.grant:
-            self._quiet_until = now + IDLE
+        if self._remaining is not None:
+            want = min(want, self._remaining)
+        taken = self._take_grant(position, want)
+        self._done = position.grant
+        if taken.grant == position.grant:
+            self._idle_until = now + IDLE
         if self._available_now:
-            self._left = taken.ready if self._left is None else max(0, self._left - taken.items)
-            if taken.grant == place.grant:
-                self._release_right(place)
-        return msgspec.structs.replace(place, grant=taken.grant).to_offset()
+            self._remaining = taken.ready if self._remaining is None else max(0, self._remaining - taken.items)
+            if taken.grant == position.grant:
+                self._release_right(position)
+        return msgspec.structs.replace(position, grant=taken.grant).to_offset()
 
-    def _take(self, place: ConsumePosition, want: int) -> GrantAnswer:
+    def _take_grant(self, position: ConsumePosition, want: int) -> GrantAnswer:
         operation = TakeGrant(
-            queue=int(place.incarnation, 16),
-            stream=place.stream,
+            queue=int(position.incarnation, 16),
+            stream=position.stream,
             run=self._run,
-            done=place.grant,
+            done=position.grant,
             want=want,
             per_key=self._options.per_key,
             timeout=self._timeout,
         )
-        found = self._call_as_consumer(place, operation)
-        self._start_heartbeat(place)
-        return found
+        answer = self._call_as_consumer(position, operation)
+        self._start_heartbeat(position)
+        return answer
 
-    def _call_as_consumer(self, place: ConsumePosition, operation: Operation[A]) -> A:
-        """Ask what only the consumer may. Another that died has the right for a while yet: wait so long, if this one was at work before.
+    def _call_as_consumer(self, position: ConsumePosition, operation: Operation[A]) -> A:
+        """Call an operation that only the consumer may; while another consumer has the right, try again.
 
-        One that is new waits only for another that is being stopped: more likely there is one that lives.
+        A stream that consumed before waits until the right of a dead process has expired. A new stream waits only as
+        long as another stream needs to stop: the other consumer is then probably alive.
         """
-        patience = self._timeout + SECOND if place.grant else min(self._timeout + SECOND, STOP_TIMEOUT_SECONDS * SECOND)
+        patience = self._timeout + SECOND if position.grant else min(self._timeout + SECOND, STOP_TIMEOUT_SECONDS * SECOND)
         deadline = self._clock.read().elapsed + patience
         while True:
             try:
-                return self._ask(operation)
+                return self._call(operation)
             except QueueHeld:
                 if self._clock.read().elapsed > deadline:
                     raise
                 Event().wait(IDLE / SECOND)
 
-    def _ask(self, operation: Operation[A]) -> A:
+    def _call(self, operation: Operation[A]) -> A:
         with self._home(self.ANSWER_TIMEOUT) as home:
             return home.call(operation)
 
     def _home(self, timeout: int = TIMEOUT) -> "closing[Home]":
-        """Opened anew for each call: tasks get a copy of this reader, and a thread asks too."""
+        """Open a home for one call: tasks get a copy of this reader, and the heartbeat's thread calls too."""
         return closing(open_home(self._options.broker, timeout=timeout))
 
-    def _end(self, place: ConsumePosition) -> EndStream:
-        return EndStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run)
+    def _end_stream(self, position: ConsumePosition) -> EndStream:
+        return EndStream(queue=int(position.incarnation, 16), stream=position.stream, run=self._run)
 
-    def _release_right(self, place: ConsumePosition) -> None:
-        """Nothing more is wanted: others may lease at once. No sign of life may come behind it."""
+    def _release_right(self, position: ConsumePosition) -> None:
+        """Give the consumer right back: others can lease at once. Ends the heartbeat first, which would renew it."""
         self._stop_heartbeat()
-        self._ask(self._end(place))
+        self._call(self._end_stream(position))
 
-    # -- what to read --------------------------------------------------------------------------------
+    # -- rows ----------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """A micro-batch, or one that Spark repeats after a crash: then nothing else was asked before."""
-        last = self._own(end)
+        """The tasks of a micro-batch. When Spark repeats one after a crash, this is the first call of the process."""
+        last = self._check_queue(end)
         first = parse_consume_position(start)
-        begins = first.grant if first.stream == last.stream else 0  # a first batch is repeated from an offset drawn anew
+        begins = first.grant if first.stream == last.stream else 0  # a repeated first batch has a new initialOffset
         incarnation = int(last.incarnation, 16)
         runs: dict[int, RunSet] = {}
         with self._home() as home:
             for number in range(begins + 1, last.grant + 1):
                 for partition, _, leased in home.call(ReadGrant(queue=incarnation, stream=last.stream, number=number)).leases:
                     runs.setdefault(partition, RunSet()).add_all(leased)
-        if self._life is None:  # begun anew: what is left of its time may not last for this batch
+        if self._heartbeat is None:  # the process restarted: the right could expire during this batch
             self._call_as_consumer(last, self._renewal(last, again=begins))
             self._start_heartbeat(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
         return [StreamTask(incarnation, part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: the rows of a range."""
+        """The rows of one task. Runs in the task's process."""
         assert isinstance(partition, StreamTask)
         with QueueTables.open(self._options.broker) as tables:
             number, runs = partition.part.partition, partition.part.runs
             yield from tables.items(partition.incarnation, number, runs, self._columns, forwarded=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The next `latestOffset` says it, and also says it of the last one of a run."""
+        """Nothing: the next `latestOffset` completes the grant, also that of the last micro-batch of a run."""
 
     def stop(self) -> None:
-        """The query ends: nobody need wait until the right does."""
-        place = self._living
-        self._stop_heartbeat()
-        if place is not None:
+        """Give the consumer right back, without waiting for the owner."""
+        position = self._renewed
+        self._stop_heartbeat(wait=STOP_TIMEOUT_SECONDS / 2)  # a call in flight may wait long for an owner
+        if position is not None:
             with suppress(PenstockError), self._home() as home:
-                home.submit(self._end(place))
+                home.submit(self._end_stream(position))
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -215,49 +218,50 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _timeout(self) -> int:
         return int(self._options.consumer_timeout * SECOND)
 
-    def _found(self) -> QueueDescription:
+    def _queue_found(self) -> QueueDescription:
         if self._queue is None:
             with QueueTables.open(self._options.broker) as tables:
                 self._queue = tables.find(self._options.queue)
         return self._queue
 
-    def _own(self, offset: Mapping[str, Any]) -> ConsumePosition:
-        """An offset that Spark gives back, if it is of this very queue."""
-        place, queue = parse_consume_position(offset), self._found()
-        if place.incarnation != f"{queue.incarnation:016x}":
+    def _check_queue(self, offset: Mapping[str, Any]) -> ConsumePosition:
+        """Parse an offset from Spark's checkpoint. QueueNotFound if it is of another queue or incarnation."""
+        position, queue = parse_consume_position(offset), self._queue_found()
+        if position.incarnation != f"{queue.incarnation:016x}":
             raise QueueNotFound(
                 f"queue {queue.name!r} was deleted and created anew since this stream began, or the checkpoint is of another queue; "
                 "start with a new checkpointLocation"
             )
-        return place
+        return position
 
-    def _start_heartbeat(self, place: ConsumePosition) -> None:
-        if self._life is None:
+    def _start_heartbeat(self, position: ConsumePosition) -> None:
+        if self._heartbeat is None:
 
             def renew() -> None:
                 with self._home(self._timeout // 3) as home:
-                    home.call(self._renewal(place))
+                    home.call(self._renewal(position))
 
-            self._life, self._living = Heartbeat(renew, self._timeout / 3 / SECOND), place
+            self._heartbeat, self._renewed = Heartbeat(renew, self._timeout / 3 / SECOND), position
             self._handle_sigterm()
 
-    def _renewal(self, place: ConsumePosition, again: int | None = None) -> RenewStream:
-        return RenewStream(queue=int(place.incarnation, 16), stream=place.stream, run=self._run, timeout=self._timeout, reset_after=again)
+    def _renewal(self, position: ConsumePosition, again: int | None = None) -> RenewStream:
+        return RenewStream(
+            queue=int(position.incarnation, 16), stream=position.stream, run=self._run, timeout=self._timeout, reset_after=again
+        )
 
-    def _stop_heartbeat(self) -> None:
-        if self._life is not None:
-            self._life.end()
-        self._life = self._living = None
+    def _stop_heartbeat(self, wait: float | None = None) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.end(wait)
+        self._heartbeat = self._renewed = None
 
     def _handle_sigterm(self) -> None:
-        """Spark ends its process of a stream by a signal, and calls `stop` only where the process ends by itself."""
-        program = sys.modules["__main__"].__spec__
-        if program is not None and program.name == SPARK_STREAM_MODULE:
+        """Call `stop` on SIGTERM. Spark ends a stream's process by this signal, without calling `stop`."""
+        if in_stream_process():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: object) -> None:
-        signal.signal(number, signal.SIG_IGN)  # Spark says it twice
-        signal.alarm(STOP_TIMEOUT_SECONDS)  # by then it is over, whatever comes
+        signal.signal(number, signal.SIG_IGN)  # Spark sends it twice
+        signal.alarm(STOP_TIMEOUT_SECONDS)  # ends the process if `stop` takes too long
         self.stop()
         os._exit(128 + number)
 
@@ -265,32 +269,38 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return f"ConsumingReader({self._options.queue!r})"
 
 
+def in_stream_process() -> bool:
+    """Whether this is the process in which Spark runs the driver's side of a streaming query."""
+    program = sys.modules["__main__"].__spec__
+    return program is not None and program.name == SPARK_STREAM_MODULE
+
+
 class Heartbeat:
-    """A thread that says that a stream lives, while its process and that one's parent do: Spark ends the process with the query."""
+    """A thread that calls `renew` at an interval. It ends when the parent process does: then the query has ended."""
 
     def __init__(self, renew: Callable[[], None], every_seconds: float) -> None:
         self._renew = renew
         self._every = every_seconds
         self._ended = Event()
         self._parent = os.getppid()
-        self._thread = Thread(target=self._run, name="penstock-signs-of-life", daemon=True)
+        self._thread = Thread(target=self._run, name="penstock-stream-heartbeat", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """None comes any more when this returns."""
+    def end(self, wait: float | None = None) -> None:
+        """Stop calling `renew`. Waits for a call that runs, up to `wait` seconds."""
         self._ended.set()
-        self._thread.join()
+        self._thread.join(wait)
 
     def _run(self) -> None:
         while not self._ended.wait(self._every) and os.getppid() == self._parent:
             try:
                 self._renew()
-            except PenstockError:  # nobody answered, or the right is gone; the next may do, and what is wrong the stream itself says
+            except PenstockError:  # the next call may succeed; if the right is lost, `latestOffset` raises the error
                 continue
 
 
 def check_consume_options(options: SourceOptions) -> SourceOptions:
-    """The options, if a stream can consume as they say."""
+    """The options; InvalidRequest if a consuming stream cannot have them."""
     for name, value in (
         ("startingOffsets", options.starting_offsets),
         ("startingTimestamp", options.starting_timestamp),
@@ -300,14 +310,12 @@ def check_consume_options(options: SourceOptions) -> SourceOptions:
     ):
         if value is not None:
             raise InvalidRequest(f"{name} is given, and consume=true takes what is ready; leave one of them out")
-    if options.table != "items":
-        raise InvalidRequest(f"consume is true but table {options.table} is read; only table items can be consumed")
     if not options.fail_on_data_loss:
         raise InvalidRequest("failOnDataLoss is false, and consume=true would complete what it could not read; leave it out")
     return options
 
 
-# -- what a batch could not handle -----------------------------------------------------------------------
+# -- items that a batch could not handle -----------------------------------------------------------------
 
 
 def settle(
@@ -319,11 +327,12 @@ def settle(
     delay: float = 0,
     reason: "str | Column" = "",
 ) -> int:
-    """Retry or bury items that a consuming stream was given, instead of completing them; says how many.
+    """Retry or bury items that a consuming stream has leased, instead of completing them; returns their number.
 
-    For foreachBatch: `df` has the column `id`. They come again in a later batch, after `delay` seconds, or go to the dead queue. `reason`
-    is a text, or a column of `df`. What was settled before, as when Spark repeats a batch, is no matter; an item that no stream of the
-    queue was given, or that is completed, is an error.
+    Call it in foreachBatch. `df` needs the column `id`. Retried items come again in a later batch, after `delay`
+    seconds; buried ones go to the dead queue, if there is one. `reason` is a text, or a column of `df`. A second
+    call for the same item, as when Spark repeats a batch, replaces the first. InvalidRequest if an item is completed,
+    or not leased by a stream of this queue.
 
         def handle(batch, number):
             done, failed = …
@@ -332,13 +341,13 @@ def settle(
     from pyspark.sql import functions as F
 
     if "id" not in df.columns:
-        raise InvalidRequest(f"there is no column 'id' to settle by; keep it when you select, this has {', '.join(df.columns)}")
+        raise InvalidRequest(f"the DataFrame has no column 'id' to settle by; keep it when you select: it has {', '.join(df.columns)}")
     if action not in ("retry", "bury"):
         raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
-    target, wait = require_directories(parse_broker(os.fspath(broker))), duration(delay, "delay")
+    roots, wait = require_directories(parse_broker(os.fspath(broker))), duration(delay, "delay")
     why = (F.lit(reason) if isinstance(reason, str) else reason).cast("string")
     rows = df.select(F.col("id"), F.coalesce(why, F.lit("")).alias("reason"))
-    with closing(open_home(target)) as home:
+    with closing(open_home(roots)) as home:
         incarnation = home.call(FindQueue(name=queue)).incarnation
         done, waiting = 0, FailedItems()
         for row in rows.toLocalIterator():
@@ -349,7 +358,7 @@ def settle(
 
 
 class FailedItems:
-    """Items to be settled, by their reason."""
+    """Items to retry or bury, grouped by reason."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -365,9 +374,9 @@ class FailedItems:
             return 0
         found, missing = home.call(FailGranted(queue=incarnation, action=action, delay=delay, groups=[*self._items.items()]))
         if missing:
-            shown = ", ".join(format_id(*place) for place in missing[:SHOWN_IDS])
+            shown = ", ".join(format_id(*id) for id in missing[:SHOWN_IDS])
             raise InvalidRequest(
-                f"{len(missing)} of these items ({shown}{', …' if len(missing) > SHOWN_IDS else ''}) are not in the hands of a stream that "
+                f"{len(missing)} of these items ({shown}{', …' if len(missing) > SHOWN_IDS else ''}) are not leased by a stream that "
                 "consumes this queue; name the queue that the stream reads, and settle the items of a batch in its own foreachBatch"
             )
         return found

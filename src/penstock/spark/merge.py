@@ -1,11 +1,12 @@
-"""Runs of several tasks put in one order.
+"""Merges the part files of several tasks so that the rows of each partition are in the order of orderBy.
 
-Owns: `Merger`. When an order is asked for and two runs hold rows of the same partition, these would follow each other run by run. If it is
-enough to sort the runs, they are; else those that share a partition are written anew, one partition at a time: the sidecars are sorted as
-a whole, and the frames are read alongside, each once. What is in memory at a time is a partition's sidecars, a frame of each run, and a
-frame that is made of them; open is one file.
+Owns: `Merger`. Each part file is sorted. If two of them hold rows of the same partition, it may be enough to adopt the
+files in another order. If not, the files that share a partition are written again, one partition at a time: the
+sidecars of the partition are sorted as a whole, and the frames are read along, each once. Memory holds the sidecars of
+one partition, a frame of each file, and the frame that is built from them. One file is open at a time.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -22,7 +23,7 @@ from penstock.words.clock import Clock
 
 
 class Merger:
-    """Merges runs of one write."""
+    """Merges the part files of one write."""
 
     def __init__(self, staging: Staging, write: str, incarnation: int, order: SortOrder, clock: Clock) -> None:
         self._staging = staging
@@ -30,102 +31,103 @@ class Merger:
         self._incarnation = incarnation
         self._order = order
         self._clock = clock
-        self._orders: dict[str, pa.Table] = {}
+        self._sidecars: dict[str, pa.Table] = {}
 
-    def merged(self, runs: Sequence[PartFile], begin: Callable[[int], PartWriter]) -> list[PartFile]:
-        """The runs such that, taken one after the other, each home's rows stand in order. `begin` opens a part by its number."""
-        shared = {home for home in set().union(*(run.partitions for run in runs)) if sum(home in run.partitions for run in runs) > 1} - {
-            ANY_PARTITION
-        }
-        involved = [run for run in runs if run.partitions & shared]
+    def merged(self, files: Sequence[PartFile], begin: Callable[[int], PartWriter]) -> list[PartFile]:
+        """Part files which, adopted in this order, have each partition's rows in order. `begin` opens part n."""
+        holders = Counter(partition for file in files for partition in file.partitions)
+        shared = {partition for partition, count in holders.items() if count > 1} - {ANY_PARTITION}
+        involved = [file for file in files if file.partitions & shared]
         if not involved:
-            return [*runs]
-        self._orders = {run.name: self._read_sidecar(run) for run in involved}
-        others = [run for run in runs if not run.partitions & shared]
-        places = self._sorted(involved)
-        if self._follow(involved, places, shared):
-            return [*others, *(involved[place] for place in places)]
-        homes = sorted(set().union(*(run.partitions for run in involved)))
-        return [*others, *(self._merge(involved, home, begin(place)) for place, home in enumerate(homes))]
+            return [*files]
+        self._sidecars = {file.name: self._read_sidecar(file) for file in involved}
+        others = [file for file in files if not file.partitions & shared]
+        indexes = self._by_first_row(involved)
+        if self._is_ordered(involved, indexes, shared):
+            return [*others, *(involved[index] for index in indexes)]
+        partitions = sorted(set().union(*(file.partitions for file in involved)))
+        return [*others, *(self._merge(involved, partition, begin(number)) for number, partition in enumerate(partitions))]
 
-    def _read_sidecar(self, run: PartFile) -> pa.Table:
-        with self._staging.sidecar(self._write, run.name) as file:
+    def _read_sidecar(self, part: PartFile) -> pa.Table:
+        with self._staging.sidecar(self._write, part.name) as file:
             return pa.ipc.open_file(file).read_all()
 
-    # -- whether it is enough to sort them -----------------------------------------------------------
+    # -- whether another order of the files is enough ------------------------------------------------
 
-    def _sorted(self, runs: Sequence[PartFile]) -> list[int]:
-        """Their places, by their first rows."""
-        firsts = pa.concat_tables([self._orders[run.name].slice(0, 1) for run in runs])
-        found: list[int] = self._order.sort_indices(firsts).to_pylist()
-        return found
+    def _by_first_row(self, files: Sequence[PartFile]) -> list[int]:
+        """The indexes of the files, sorted by their first rows."""
+        firsts = pa.concat_tables([self._sidecars[file.name].slice(0, 1) for file in files])
+        indexes: list[int] = self._order.sort_indices(firsts).to_pylist()
+        return indexes
 
-    def _follow(self, runs: Sequence[PartFile], places: Sequence[int], homes: set[int]) -> bool:
-        """Whether the rows of each home stand in order when the runs are taken so; equal ones as they came."""
+    def _is_ordered(self, files: Sequence[PartFile], indexes: Sequence[int], partitions: set[int]) -> bool:
+        """Whether each partition's rows are in order when the files are adopted so; equal rows in the given order."""
         last: dict[int, tuple[int, pa.Table]] = {}
-        for place in places:
-            for home in runs[place].partitions & homes:
-                rows = self._rows_of(runs[place], home)
-                if home in last and not self._may_follow(*last[home], place, rows.slice(0, 1)):
+        for index in indexes:
+            for partition in files[index].partitions & partitions:
+                rows = self._rows_of(files[index], partition)
+                if partition in last and not self._may_follow(*last[partition], index, rows.slice(0, 1)):
                     return False
-                last[home] = place, rows.slice(rows.num_rows - 1, 1)
+                last[partition] = index, rows.slice(rows.num_rows - 1, 1)
         return True
 
-    def _may_follow(self, place: int, before: pa.Table, next_place: int, after: pa.Table) -> bool:
-        return self._order.follows(before, after) if place < next_place else not self._order.follows(after, before)
+    def _may_follow(self, index: int, before: pa.Table, next_index: int, after: pa.Table) -> bool:
+        return self._order.follows(before, after) if index < next_index else not self._order.follows(after, before)
 
-    def _rows_of(self, run: PartFile, home: int) -> pa.Table:
-        """What the sidecar says of the rows of a home, in their order."""
+    def _rows_of(self, file: PartFile, partition: int) -> pa.Table:
+        """The rows of a partition in a file's sidecar, in their order."""
         found, at = [], 0
-        for frame in run.frames:
-            if frame.partition == home:
-                found.append(self._orders[run.name].slice(at, frame.items))
+        for frame in file.frames:
+            if frame.partition == partition:
+                found.append(self._sidecars[file.name].slice(at, frame.items))
             at += frame.items
         return pa.concat_tables(found)
 
     # -- one partition -------------------------------------------------------------------------------
 
-    def _merge(self, runs: Sequence[PartFile], home: int, writer: PartWriter) -> PartFile:
-        having = [run for run in runs if home in run.partitions]
-        orders = [self._rows_of(run, home) for run in having]
-        whole = pa.concat_tables(orders)
+    def _merge(self, files: Sequence[PartFile], partition: int, writer: PartWriter) -> PartFile:
+        """Write all rows of a partition into one new part file, in order."""
+        having = [file for file in files if partition in file.partitions]
+        sidecars = [self._rows_of(file, partition) for file in having]
+        whole = pa.concat_tables(sidecars)
         rows = self._order.sort_indices(whole)
-        origin = pa.concat_arrays([pa.repeat(pa.scalar(place, pa.int32()), order.num_rows) for place, order in enumerate(orders)]).take(
+        origin = pa.concat_arrays([pa.repeat(pa.scalar(index, pa.int32()), each.num_rows) for index, each in enumerate(sidecars)]).take(
             rows
         )
-        sources = [_Source(self._staging, self._write, self._incarnation, run, home) for run in having]
-        placed: list[StagedFrame] = []
+        sources = [_Source(self._staging, self._write, self._incarnation, file, partition) for file in having]
+        frames: list[StagedFrame] = []
         for start, stop in pairwise(batch_boundaries(whole[SIZE].take(rows), ORDERED_BYTES)):
             counts = dict(zip(*_counted(origin.slice(start, stop - start)), strict=True))
-            sheet = ArrowBatch.join([sources[place].take(counts[place]) for place in sorted(counts)])
-            # Of each run the next rows are taken: joined, they stand as their indexes would if sorted. The inverse mends that.
-            sheet = sheet.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
-            placed.append(StagedFrame(home, stop - start, writer.add(sheet.draft(self._clock.read()), max(home, 0))))
+            batch = ArrowBatch.join([sources[index].take(counts[index]) for index in sorted(counts)])
+            # The next rows of each file are joined: they are in the order of their indexes in `whole`, ascending.
+            # The inverse of the permutation that sorts these indexes puts the rows into the order of `rows`.
+            batch = batch.take(pc.array_sort_indices(pc.array_sort_indices(rows.slice(start, stop - start))))
+            frames.append(StagedFrame(partition, stop - start, writer.add(batch.draft(self._clock.read()), max(partition, 0))))
         part = writer.finish()
-        return PartFile(part.name, part.items, placed)
+        return PartFile(part.name, part.items, frames)
 
 
 class _Source:
-    """The rows of one home in one run, one after the other."""
+    """Reads the rows of one partition from one part file, in order."""
 
-    def __init__(self, staging: Staging, write: str, incarnation: int, run: PartFile, home: int) -> None:
-        self._open = partial(staging.part_reader, write, run.name, incarnation)
-        self._sheets = self._read(run, home)
-        self._rest = next(self._sheets)
+    def __init__(self, staging: Staging, write: str, incarnation: int, file: PartFile, partition: int) -> None:
+        self._open = partial(staging.part_reader, write, file.name, incarnation)
+        self._batches = self._read(file, partition)
+        self._rest = next(self._batches)
 
-    def _read(self, run: PartFile, home: int) -> Iterator[ArrowBatch]:
-        for sequence, frame in enumerate(run.frames, 1):
-            if frame.partition == home:
-                with closing(self._open()) as reader:  # there may be more runs than files may be open
+    def _read(self, file: PartFile, partition: int) -> Iterator[ArrowBatch]:
+        for sequence, frame in enumerate(file.frames, 1):
+            if frame.partition == partition:
+                with closing(self._open()) as reader:  # open one at a time: there may be many files
                     found = reader.at(frame.position, sequence)
                 yield ArrowBatch.from_frame(found)
 
     def take(self, count: int) -> ArrowBatch:
-        """The next so many rows, which are there."""
+        """The next `count` rows; there must be so many."""
         found = []
         while count:
             if not len(self._rest):
-                self._rest = next(self._sheets)
+                self._rest = next(self._batches)
             taken = min(count, len(self._rest))
             found.append(self._rest.slice(0, taken))
             self._rest = self._rest.slice(taken, len(self._rest))

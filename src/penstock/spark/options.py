@@ -1,16 +1,19 @@
 """The options of the data source.
 
-Owns: `SourceOptions`, the one frozen type of all of them, and `parse`, which makes it of what a user gave. Option names are
-case-insensitive, as everywhere in Spark; a name that is not known, a value that cannot be meant, or an option of another use is refused
-with what to give instead. Whether a queue, a partition or an offset exists is not known here; `present` says whether a broker does.
+Owns: `SourceOptions`, which holds all options, `parse_options`, which builds it from a user's texts, and `OPTIONS`, the
+table of their names, parsers and uses. Option names are case-insensitive, as everywhere in Spark. An unknown name, a
+value that cannot be parsed, or an option of another use is an InvalidRequest that says what to give instead. Whether
+queue, partitions and offsets exist is not checked here; `require_directories` checks that the broker's directories do.
 """
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,28 +30,28 @@ from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_
 EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
 RangeEnd: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
-"""An end of a range: the first or last there is, or an offset for each partition. In JSON -2 and -1 are the same as the two words."""
+"""An end of a range: the first or last position there is, or an offset per partition. -2 means earliest, -1 latest."""
 MAX_NUMBER = 1 << 40
 MILLENNIUM = 946_684_800 * SECOND
-"""The year 2000: a number below it is not meant in microseconds."""
+"""The year 2000, in microseconds: a smaller number is probably given in another unit."""
 READ: Literal["read"] = "read"
 STREAM: Literal["stream"] = "stream"
 WRITE: Literal["write"] = "write"
 Use: TypeAlias = Literal["read", "stream", "write"]
-"""What a source is made for: spark.read, spark.readStream, or either way of writing."""
+"""What a source is created for: spark.read, spark.readStream, or writing (batch or stream)."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
-"""Options that Spark hands on to the source with those that are meant for it."""
+"""Spark's own options, which it passes to the source with the others."""
 
 SPARK_TYPES = {
     FieldType.SMALL: "an integer type, such as int",
     FieldType.INSTANT: "timestamp (cast a date or timestamp_ntz to it), or bigint (microseconds since 1970)",
     FieldType.SPAN: "interval day to second, or bigint (microseconds)",
 }
-"""What columns that are written may be in Spark's words, where Arrow has others."""
+"""Spark's names for the types that a written column may have, where they differ from Arrow's."""
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that may be chosen. Times are wall microseconds."""
+    """The parsed options. Times are wall-clock microseconds since 1970."""
 
     broker: BrokerRoots
     queue: str
@@ -57,7 +60,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Only these columns, in this order; None: all."""
     include_headers: bool = False
     starting_offsets: RangeEnd | None = None
-    """Of table items: item offsets; of table events: sequences of the log."""
+    """Item offsets for table items, log sequences for table events."""
     ending_offsets: RangeEnd | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
@@ -67,54 +70,53 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     consume: bool = False
     cursor: str = ""
     per_key: int = MAX_BATCH_ITEMS
-    """Items of one key in one grant of a stream that consumes."""
+    """How many items of one key a grant of a consuming stream holds at most."""
     consumer_timeout: float = 60.0
-    """Seconds after which a stream that consumes and is gone has no right any more."""
+    """Seconds without a heartbeat after which a consuming stream loses its consumer right."""
     order_by: tuple[str, ...] = ()
     write_id: str = ""
     adopt_timeout: float = 10.0
-    """Seconds."""
+    """Seconds that a write waits until the owner has adopted it."""
 
 
 def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
-    """The options as they are meant, or what is wrong with which: also one that is for none of these uses, if any are named."""
+    """Parse the options. With `uses`, an option that is for none of these uses is an InvalidRequest."""
     found: dict[str, Any] = {}
     for name in given:
         low = name.lower()
         if low in SPARKS_OWN:
             continue
-        known = _OPTIONS.get(low)
-        if known is None:
+        option = _BY_NAME.get(low)
+        if option is None:
             raise InvalidRequest(_unknown(name))
-        proper, field, read = known
-        if uses and not _USES.get(proper, _ALL_USES).intersection(uses):
-            raise InvalidRequest(f"{proper} is for {_CALLED[_USES[proper]]}; leave it out")
+        if uses and not option.uses.intersection(uses):
+            raise InvalidRequest(f"{option.name} is for {_USE_NAMES[option.uses]}; leave it out")
         value = given[name]
         if value is None:
-            raise InvalidRequest(f"the option {proper} has no value; give one or leave it out")
-        found[field] = read(proper, str(value))
-    for name, field in (("broker", "broker"), ("queue", "queue")):
-        if field not in found:
-            raise InvalidRequest(f'the option {name} is missing; give .option("{name}", …), {_MEANT[name]}')
+            raise InvalidRequest(f"the option {option.name} has no value; give one or leave it out")
+        found[option.field] = option.read(option.name, str(value))
+    for name, meaning in (("broker", "the directory of the broker"), ("queue", "the name of a queue")):
+        if name not in found:
+            raise InvalidRequest(f'the option {name} is missing; give .option("{name}", …), {meaning}')
     for side in ("starting", "ending"):
         if f"{side}_offsets" in found and f"{side}_timestamp" in found:
             raise InvalidRequest(f"both {side}Offsets and {side}Timestamp are given; leave one out")
     for name, field in (("perKey", "per_key"), ("consumerTimeout", "consumer_timeout")):
         if field in found and not found.get("consume"):
             raise InvalidRequest(f"{name} is for streams that consume; give consume=true with it, or leave it out")
-    return _fitting(SourceOptions(**found))
+    return _check_together(SourceOptions(**found))
 
 
 def require_directories(broker: BrokerRoots) -> BrokerRoots:
-    """A broker whose directories are there, seen from where this runs."""
+    """The broker; InvalidRequest if this process does not see all of its directories."""
     for path in broker:
         if not os.path.isdir(path):
-            raise InvalidRequest(f"{path} does not exist; give a directory that does: that of a broker, which penstock.open makes")
+            raise InvalidRequest(f"{path} does not exist; give the directory of a broker, which penstock.open makes")
     return broker
 
 
-def _fitting(options: SourceOptions) -> SourceOptions:
-    """The options, if they go together."""
+def _check_together(options: SourceOptions) -> SourceOptions:
+    """The options; InvalidRequest if they contradict each other."""
     schema = TABLES[options.table]
     if options.include_headers and "headers" not in schema.names:
         raise InvalidRequest(f"includeHeaders is true but table {options.table} has no headers; leave it out, or read table items or dead")
@@ -127,30 +129,19 @@ def _fitting(options: SourceOptions) -> SourceOptions:
         for name in ("starting_offsets", "ending_offsets", "starting_timestamp", "ending_timestamp"):
             if getattr(options, name) is not None:
                 shown = name.partition("_")[0] + name.partition("_")[2].title()
-                raise InvalidRequest(f"table {options.table} tells what is now; leave {shown} out, and filter the rows")
+                raise InvalidRequest(f"table {options.table} shows only the present state; leave {shown} out, and filter the rows")
     return options
 
 
-_MEANT = {"broker": "the directory in which the broker lives", "queue": "the name of a queue"}
-
-
 def _unknown(name: str) -> str:
-    near = get_close_matches(name.lower(), _OPTIONS, 1)
+    near = get_close_matches(name.lower(), _BY_NAME, 1)
     if name.lower() == "path":
         return "a path is given, and this source has none; give the directory as option broker and the queue as option queue"
-    meant = f"is {_OPTIONS[near[0]][0]} meant?" if near else f"there are {', '.join(sorted(proper for proper, _, _ in _OPTIONS.values()))}"
-    return f"there is no option {name!r}; {meant}"
+    hint = f"is {_BY_NAME[near[0]].name} meant?" if near else f"there are {', '.join(sorted(option.name for option in OPTIONS))}"
+    return f"there is no option {name!r}; {hint}"
 
 
-# -- how each is read ----------------------------------------------------------------------------------
-
-
-def _broker(name: str, text: str) -> BrokerRoots:
-    return parse_broker(text)
-
-
-def _queue(name: str, text: str) -> str:
-    return check_name(text.strip())
+# -- parsers of the values -----------------------------------------------------------------------------
 
 
 def _table(name: str, text: str) -> str:
@@ -187,14 +178,6 @@ def _number(name: str, text: str, low: int = 1, high: int = MAX_NUMBER) -> int:
     return found
 
 
-def _few(name: str, text: str) -> int:
-    return _number(name, text, 1, 1_000_000)
-
-
-def _per_key(name: str, text: str) -> int:
-    return _number(name, text, 1, MAX_BATCH_ITEMS)
-
-
 def _text(name: str, text: str) -> str:
     if not text.strip():
         raise InvalidRequest(f"{name} is empty; give a text or leave it out")
@@ -218,7 +201,7 @@ def _lease_seconds(name: str, text: str) -> float:
     return found
 
 
-def _edge(name: str, text: str) -> RangeEnd:
+def _range_end(name: str, text: str) -> RangeEnd:
     word = text.strip().lower()
     if word == EARLIEST:
         return EARLIEST
@@ -231,10 +214,10 @@ def _edge(name: str, text: str) -> RangeEnd:
         raise InvalidRequest(f"{name} is {text!r:.200}; {example}") from None
     if not isinstance(found, dict) or not found:
         raise InvalidRequest(f"{name} is {text!r:.200}; {example}")
-    return dict(_place(name, partition, offset, example) for partition, offset in found.items())
+    return dict(_partition_offset(name, partition, offset, example) for partition, offset in found.items())
 
 
-def _place(name: str, partition: str, offset: object, example: str) -> tuple[int, int]:
+def _partition_offset(name: str, partition: str, offset: object, example: str) -> tuple[int, int]:
     if not partition.isdecimal() or int(partition) > LAST_PARTITION:
         raise InvalidRequest(f"{name} names a partition {partition!r:.50}; {example}")
     if type(offset) is not int or not -2 <= offset < FIRST_FOREIGN_NUMBER:
@@ -243,7 +226,7 @@ def _place(name: str, partition: str, offset: object, example: str) -> tuple[int
 
 
 def _instant(name: str, text: str) -> int:
-    """Microseconds since 1970, or a date and time of ISO 8601; without an offset it is UTC."""
+    """Parse microseconds since 1970, or a date and time of ISO 8601, which is UTC unless it has a time zone."""
     text = text.strip()
     example = "give ISO 8601, such as 2026-05-01T12:00:00Z, or microseconds since 1970"
     try:
@@ -252,51 +235,48 @@ def _instant(name: str, text: str) -> int:
         else:
             date = datetime.fromisoformat(text)
             return values.instant(date if date.tzinfo is not None else date.replace(tzinfo=UTC), name)
-    except ValueError:
-        raise InvalidRequest(f"{name} is {text!r:.100}; {example}") from None
-    except InvalidRequest:
+    except (ValueError, InvalidRequest):
         raise InvalidRequest(f"{name} is {text!r:.100}; {example}") from None
     if 0 < found < MILLENNIUM:
         raise InvalidRequest(f"{name} is {text}, which in microseconds is before 2000; {example} (milliseconds × 1000)")
     return found
 
 
-_Read: TypeAlias = Callable[[str, str], Any]
-_ALL: tuple[tuple[str, str, _Read], ...] = (
-    ("broker", "broker", _broker),
-    ("queue", "queue", _queue),
-    ("table", "table", _table),
-    ("columns", "columns", _names),
-    ("includeHeaders", "include_headers", _flag),
-    ("startingOffsets", "starting_offsets", _edge),
-    ("endingOffsets", "ending_offsets", _edge),
-    ("startingTimestamp", "starting_timestamp", _instant),
-    ("endingTimestamp", "ending_timestamp", _instant),
-    ("minPartitions", "min_partitions", _few),
-    ("maxItemsPerTrigger", "max_items_per_trigger", _number),
-    ("failOnDataLoss", "fail_on_data_loss", _flag),
-    ("consume", "consume", _flag),
-    ("cursor", "cursor", _text),
-    ("perKey", "per_key", _per_key),
-    ("consumerTimeout", "consumer_timeout", _lease_seconds),
-    ("orderBy", "order_by", _names),
-    ("writeId", "write_id", _text),
-    ("adoptTimeout", "adopt_timeout", _seconds),
+class _Option(NamedTuple):
+    name: str
+    read: Callable[[str, str], Any]
+    """Parses a value; gets the option's name for its message."""
+    uses: frozenset[Use] = frozenset({READ, STREAM, WRITE})
+
+    @property
+    def field(self) -> str:
+        return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", self.name)
+
+
+_READING: frozenset[Use] = frozenset({READ, STREAM})
+_BATCHES: frozenset[Use] = frozenset({READ})
+_STREAMS: frozenset[Use] = frozenset({STREAM})
+_WRITING: frozenset[Use] = frozenset({WRITE})
+_USE_NAMES = {_READING: "reading", _BATCHES: "spark.read", _STREAMS: "streams (spark.readStream)", _WRITING: "writing"}
+OPTIONS = (
+    _Option("broker", lambda _, text: parse_broker(text)),
+    _Option("queue", lambda _, text: check_name(text.strip())),
+    _Option("table", _table),
+    _Option("columns", _names, _READING),
+    _Option("includeHeaders", _flag, _READING),
+    _Option("startingOffsets", _range_end, _READING),
+    _Option("endingOffsets", _range_end, _BATCHES),
+    _Option("startingTimestamp", _instant, _READING),
+    _Option("endingTimestamp", _instant, _BATCHES),
+    _Option("minPartitions", partial(_number, high=1_000_000), _READING),
+    _Option("maxItemsPerTrigger", _number, _STREAMS),
+    _Option("failOnDataLoss", _flag, _READING),
+    _Option("consume", _flag, _READING),  # for streams only: BatchReader refuses it with a message of its own
+    _Option("cursor", _text, _STREAMS),
+    _Option("perKey", partial(_number, high=MAX_BATCH_ITEMS), _STREAMS),
+    _Option("consumerTimeout", _lease_seconds, _STREAMS),
+    _Option("orderBy", _names, _WRITING),
+    _Option("writeId", _text, _WRITING),
+    _Option("adoptTimeout", _seconds, _WRITING),
 )
-_ALL_USES = frozenset({READ, STREAM, WRITE})
-_READING, _OF_BATCHES, _OF_STREAMS, _WRITING = frozenset({READ, STREAM}), frozenset({READ}), frozenset({STREAM}), frozenset({WRITE})
-_CALLED: Mapping[frozenset[str], str] = {
-    _READING: "reading",
-    _OF_BATCHES: "spark.read",
-    _OF_STREAMS: "streams (spark.readStream)",
-    _WRITING: "writing",
-}
-_USES: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("columns", "includeHeaders", "startingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss"), _READING),
-    **dict.fromkeys(("endingOffsets", "endingTimestamp"), _OF_BATCHES),
-    **dict.fromkeys(("maxItemsPerTrigger", "cursor", "perKey", "consumerTimeout"), _OF_STREAMS),
-    "consume": _READING,  # the reader of a batch says what to do instead
-    **dict.fromkeys(("orderBy", "writeId", "adoptTimeout"), _WRITING),
-}
-"""What those options are for that are not for everything."""
-_OPTIONS = {proper.lower(): (proper, field, read) for proper, field, read in _ALL}
+_BY_NAME = {option.name.lower(): option for option in OPTIONS}

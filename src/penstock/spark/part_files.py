@@ -1,10 +1,11 @@
-"""The rows of a task as runs of frames: gathered, put in order, each frame of items of one partition.
+"""Writes the rows of a task into part files, whose frames hold items of one partition each.
 
-Owns: `PartFileBuilder` and `Run`. A run is a part file in which the rows of each home stand in the order asked for; without an order there is one
-run, with one there may be several, when more rows come than are sorted at a time: who publishes them looks whether they must be merged
-(merge.py). Beside an ordered run lies its sidecar, the columns it is ordered by, row by row as in the frames.
-Rows are gathered up to GATHERED_BYTES and GATHERED_ROWS, so that frames are large even where a task writes to many partitions. Frames of
-ordered runs are smaller (ORDERED_BYTES): who merges them has one of each run in memory.
+Owns: `PartFileBuilder` and `PartFile`. Without orderBy a task writes one part file. With orderBy the rows of each
+partition are sorted within a part file, and a task writes several files if it has more rows than are sorted at a time;
+the driver merges them where needed (merge.py). Each ordered part file has a sidecar: a file with the columns of
+orderBy, in the order of the rows.
+Rows are collected up to GATHERED_BYTES and GATHERED_ROWS, so that frames are large even if a task writes to many
+partitions. Frames of ordered files are smaller (ORDERED_BYTES): a merge holds one frame of each file in memory.
 """
 
 import contextlib
@@ -27,24 +28,24 @@ from penstock.words.limits import MAX_BATCH_ITEMS, MIB
 
 GATHERED_BYTES = 64 * MIB
 GATHERED_ROWS = 500_000
-"""Of small rows it is not their bytes that take memory, but what is worked out for each."""
+"""Limits memory where rows are small: sorting and routing need memory for each row."""
 ORDERED_BYTES = 16 * MIB
 SIZE = "__penstock_bytes"
-"""The column of a sidecar that tells how large each item is: who merges must know before it reads."""
+"""The column of a sidecar with the size of each item, which a merge needs before it reads the frames."""
 
 
 class StagedFrame(NamedTuple):
-    """A frame of a run."""
+    """A frame of a part file."""
 
     partition: int
-    """The partition, or FREE."""
+    """The partition, or ANY_PARTITION."""
     items: int
     position: int
-    """Where it begins in the file."""
+    """Where the frame begins in the file."""
 
 
 class PartFile(NamedTuple):
-    """A staged part, as its commit message describes it."""
+    """A staged part file, as the task's commit message describes it."""
 
     name: str
     items: int
@@ -59,7 +60,7 @@ class PartFileBuilder:
     """Writes the rows of one task attempt."""
 
     def __init__(self, owners: "array[int]", order: SortOrder, begin: Callable[[int], PartWriter], clock: Clock) -> None:
-        """`begin` opens the part of the run of a number; its file is named after it."""
+        """`begin` opens the part file of a number."""
         self._owners = owners
         self._order = order
         self._begin = begin
@@ -71,12 +72,12 @@ class PartFileBuilder:
         self._sidecar_file: BinaryIO | None = None
         self._frames: list[StagedFrame] = []
         self._last: dict[int, pa.Table] = {}
-        """Of each home, the last row of this run: the columns it is ordered by."""
-        self._runs: list[PartFile] = []
+        """The last row of each partition in this file: its columns of orderBy."""
+        self._files: list[PartFile] = []
         self._writers: list[PartWriter] = []
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> list[PartFile]:
-        """Stage all rows, durably."""
+        """Write all rows into part files and sync them."""
         held: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
@@ -88,11 +89,11 @@ class PartFileBuilder:
                 held, rows, size = [], 0, 0
         if held:
             self._add(pa.Table.from_batches(held))
-        self._end_run()
-        return self._runs
+        self._end_file()
+        return self._files
 
     def discard(self) -> None:
-        """Remove what was written, as far as that can be done: why it is not wanted is what the caller is to hear."""
+        """Remove what was written. Ignores errors: the caller raises the error that made the write fail."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._end_sidecar()
         for writer in self._writers:
@@ -102,61 +103,63 @@ class PartFileBuilder:
     # -- steps ---------------------------------------------------------------------------------------
 
     def _add(self, table: pa.Table) -> None:
-        sheet, order = self._sheet(table), table.select(self._order.columns)
-        homes = sheet.partitions(self._owners)
-        rows = self._order.sort_indices(order, homes) if self._order.columns else pc.array_sort_indices(homes)
+        """Write collected rows, grouped by partition and sorted."""
+        batch, sort_columns = self._batch(table), table.select(self._order.columns)
+        partitions = batch.partitions(self._owners)
+        rows = self._order.sort_indices(sort_columns, partitions) if self._order.columns else pc.array_sort_indices(partitions)
         if not is_identity(rows):
-            sheet, homes = sheet.take(rows), homes.take(rows)
-            order = order.take(rows) if self._order.columns else order
+            batch, partitions = batch.take(rows), partitions.take(rows)
+            sort_columns = sort_columns.take(rows) if self._order.columns else sort_columns
         if self._order.columns:
-            order = order.append_column(SIZE, sheet.sizes().cast(pa.int32()))
-        ends = pc.run_end_encode(homes)
+            sort_columns = sort_columns.append_column(SIZE, batch.sizes().cast(pa.int32()))
+        ends = pc.run_end_encode(partitions)
         stops = [0, *ends.run_ends.to_pylist()]
         groups = [*zip(ends.values.to_pylist(), stops, stops[1:], strict=False)]
         if self._order.columns:
-            self._note_order(order, groups)
-        for home, start, stop in groups:
-            self._add_frames(sheet.slice(start, stop), home)
+            self._write_sidecar(sort_columns, groups)
+        for partition, start, stop in groups:
+            self._add_frames(batch.slice(start, stop), partition)
         self._rows += table.num_rows
 
-    def _sheet(self, table: pa.Table) -> ArrowBatch:
+    def _batch(self, table: pa.Table) -> ArrowBatch:
         try:
             return ArrowBatch.from_columns(read_columns(table.select([name for name in table.column_names if name in COLUMNS])))
         except InvalidRequest as error:
             raise InvalidRequest(f"from row {self._rows} of this task on, {error}" if self._rows else f"in this task, {error}") from None
 
-    def _add_frames(self, sheet: ArrowBatch, home: int) -> None:
+    def _add_frames(self, batch: ArrowBatch, partition: int) -> None:
         writer = self._open()
-        steps, now = sheet.frame_boundaries(ORDERED_BYTES if self._order.columns else None), self._clock.read()
-        for start, stop in pairwise(steps):
-            position = writer.add(sheet.slice(start, stop).draft(now), max(home, 0))
-            self._frames.append(StagedFrame(home, stop - start, position))
+        boundaries, now = batch.frame_boundaries(ORDERED_BYTES if self._order.columns else None), self._clock.read()
+        for start, stop in pairwise(boundaries):
+            position = writer.add(batch.slice(start, stop).draft(now), max(partition, 0))
+            self._frames.append(StagedFrame(partition, stop - start, position))
 
     def _open(self) -> PartWriter:
         if self._writer is None:
-            self._writer = self._begin(len(self._runs))
+            self._writer = self._begin(len(self._files))
             self._writers.append(self._writer)
         return self._writer
 
-    def _note_order(self, order: pa.Table, groups: Sequence[tuple[int, int, int]]) -> None:
-        """Put the rows into the sidecar; begin another run when they do not follow what is in this one."""
-        for home, start, _ in groups:
-            if home in self._last and not self._order.follows(self._last[home], order.slice(start, 1)):
-                self._end_run()
+    def _write_sidecar(self, sort_columns: pa.Table, groups: Sequence[tuple[int, int, int]]) -> None:
+        """Write the rows' columns of orderBy; begin another part file if they do not sort after its last rows."""
+        for partition, start, _ in groups:
+            if partition in self._last and not self._order.follows(self._last[partition], sort_columns.slice(start, 1)):
+                self._end_file()
                 break
         writer = self._open()
-        writer.begin()  # before the sidecar is made: a folder with a part in it is there to stay
+        writer.begin()  # before the sidecar: a folder that holds a part is not removed as empty
         try:
             if self._sidecar is None:
                 self._sidecar_file = writer.sidecar()
-                self._sidecar = pa.ipc.new_file(self._sidecar_file, order.schema)
-            self._sidecar.write_table(order)
+                self._sidecar = pa.ipc.new_file(self._sidecar_file, sort_columns.schema)
+            self._sidecar.write_table(sort_columns)
         except OSError as error:
             raise storage_failed(error, "writing", self._sidecar_name(writer)) from error
-        for home, _, stop in groups:
-            self._last[home] = order.take([stop - 1])  # a copy: a slice would keep everything
+        for partition, _, stop in groups:
+            # a copy: a slice would keep the whole table in memory
+            self._last[partition] = sort_columns.take([stop - 1])
 
-    def _end_run(self) -> None:
+    def _end_file(self) -> None:
         if self._writer is None:
             return
         name = self._sidecar_name(self._writer)
@@ -165,11 +168,11 @@ class PartFileBuilder:
         except OSError as error:
             raise storage_failed(error, "writing", name) from error
         part = self._writer.finish()
-        self._runs.append(PartFile(part.name, part.items, self._frames))
+        self._files.append(PartFile(part.name, part.items, self._frames))
         self._writer, self._frames, self._last = None, [], {}
 
     def _sidecar_name(self, writer: PartWriter) -> str:
-        """For messages: its path, where it is a file."""
+        """The path of the sidecar, for messages."""
         return getattr(self._sidecar_file, "name", f"the sidecar of {writer.name}")
 
     def _end_sidecar(self) -> None:

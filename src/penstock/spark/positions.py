@@ -1,12 +1,13 @@
-"""How far a stream has read: its offsets as Spark keeps them in the checkpoint, and how far the next micro-batch may go.
+"""How far a stream has read: its offsets, as Spark keeps them in the checkpoint, and where the next micro-batch ends.
 
-Owns: `StreamPosition` and its JSON, `shares` and `end_of_batch`. Pure.
+Owns: `StreamPosition` and its JSON, `shares` and `end_of_batch`. No I/O.
     {"incarnation": "5f0c…", "table": "items", "0": 1200, "1": 1187, "missing": {"1": 40}}
-A number is the next to be read: of table items an item's offset, of table events a log sequence. A partition that is not named has not
-been read from: its number is 0. `missing` counts the items at or behind a number that were known to be gone already, so that nothing is
-taken for lost which was not there when the stream began, and nothing goes unseen that is taken later: what is gone only grows.
-Spark takes two offsets for the same when their JSON is, so what is equal is written alike.
-The incarnation makes sure that a queue which was deleted and created anew under its name never meets offsets of its past.
+Each partition has the next number to read: an item offset for table items, a log sequence for table events. A partition
+without a number was not read yet; its number is 0. `missing` counts, per partition, the items from that number on that
+retention or damage had removed when the offset was made. This count never shrinks. If a later count is larger, items
+were removed before the stream read them.
+Spark compares offsets as JSON, so equal positions must give equal JSON.
+The incarnation is there to refuse offsets of a queue that was deleted and created again under the same name.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ INCARNATION, TABLE, MISSING = "incarnation", "table", "missing"
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """Where a stream stands."""
+    """An offset of a stream."""
 
     incarnation: int
     table: str
@@ -28,7 +29,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
     missing: dict[int, int] = {}
 
     def to_offset(self) -> dict[str, Any]:
-        """As Spark keeps it."""
+        """The offset as Spark keeps it in its checkpoint."""
         offset = {INCARNATION: f"{self.incarnation:016x}", TABLE: self.table, **_named(self.at)}
         missing = _named({partition: items for partition, items in self.missing.items() if items})
         return {**offset, MISSING: missing} if missing else offset
@@ -39,7 +40,7 @@ def _named(numbers: Mapping[int, int]) -> dict[str, int]:
 
 
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
-    """What `StreamPosition.offset` wrote, perhaps long ago."""
+    """Parse what `StreamPosition.to_offset` wrote. InvalidRequest if it is something else."""
     try:
         given = dict(offset)
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))
@@ -63,21 +64,21 @@ def _foreign(offset: object) -> InvalidRequest:
 
 
 def shares(backlog: Mapping[int, int], limit: int, turn: int = 0) -> dict[int, int]:
-    """How many of each partition's backlog make up at most `limit`: as even as the backlogs allow, and no less than there is.
+    """Share `limit` items among the partitions, as evenly as their backlogs allow; less only if there is less.
 
-    What cannot be shared evenly goes to a few of them. With `turn`, the sum of the numbers read so far, those are others each time, so that
-    also a limit below the number of partitions leaves none behind.
+    The remainder of the division goes to a few partitions. `turn`, the sum of the numbers read so far, makes these
+    other partitions each time, so that a limit below the number of partitions still reads all of them.
     """
     taken: dict[int, int] = {}
     left = max(0, limit)
     by_size = sorted((size, partition) for partition, size in backlog.items() if size > 0)
-    for place, (size, partition) in enumerate(by_size):
-        even = left // (len(by_size) - place)
-        if size > even:  # and so are all behind it
-            rest = sorted(partition for _, partition in by_size[place:])
-            more = left - even * len(rest)
-            for seat, one in enumerate(rest):
-                taken[one] = even + ((seat - turn) % len(rest) < more)
+    for index, (size, partition) in enumerate(by_size):
+        even = left // (len(by_size) - index)
+        if size > even:  # and so are all after it
+            rest = sorted(partition for _, partition in by_size[index:])
+            remainder = left - even * len(rest)
+            for number, one in enumerate(rest):
+                taken[one] = even + ((number - turn) % len(rest) < remainder)
             break
         taken[partition] = size
         left -= size
@@ -85,8 +86,8 @@ def shares(backlog: Mapping[int, int], limit: int, turn: int = 0) -> dict[int, i
 
 
 def end_of_batch(start: Mapping[int, int], ends: Mapping[int, int], limit: int | None) -> dict[int, int]:
-    """Where to stop, from `start` on: at the ends there are, or after `limit`. Partitions that were never read from and are empty stay
-    unnamed; one that is not among the ends stays where it is."""
+    """Where a micro-batch from `start` on ends: at `ends`, or after `limit` items. An empty partition that was never
+    read gets no number; a partition without an end keeps its number."""
     backlog = {partition: end - start.get(partition, 0) for partition, end in ends.items()}
     backlog = {partition: size for partition, size in backlog.items() if size > 0}
     if limit is not None:
@@ -95,5 +96,5 @@ def end_of_batch(start: Mapping[int, int], ends: Mapping[int, int], limit: int |
 
 
 def unread_count(start: Mapping[int, int], ends: Mapping[int, int]) -> int:
-    """How many numbers there are to read."""
+    """How many numbers are between `start` and `ends`."""
     return sum(max(0, end - start.get(partition, 0)) for partition, end in ends.items())

@@ -1,11 +1,12 @@
-"""A broker's queues as tables, as Spark reads them: how far they go, where to cut them, and their rows.
+"""A broker's queues as the tables that Spark reads: their ranges, where to cut them into tasks, and their rows.
 
-Owns: `QueueTables`, `DeadLetterPartition`. Works on any home: what the driver wants to know is asked by operations, or of what a log has published;
-tasks open the logs that they read. The owner of the queues may be at work meanwhile, or nobody.
+Owns: `QueueTables`, `DeadLetterPartition`. Works on any home. The driver asks by operations and reads the published
+ranges of logs; tasks open the logs that they read. The broker may have an owner at the same time, or none.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import NamedTuple
 
@@ -21,33 +22,33 @@ from penstock.tables import dead, events, items, state
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
-"""Of log that one task reads, about, unless more tasks are asked for: what Spark itself takes of a file."""
+"""About how much of a log one task reads, unless more are asked for: Spark's default for files."""
 PAGE = 1_000
 
 
 class DeadLetterPartition(NamedTuple):
-    """A partition in which dead letters of a queue may lie."""
+    """A partition that may hold dead letters of a queue."""
 
     queue: str
     incarnation: int
     partition: int
     waiting: bool
-    """Whether what waits there counts (it is a dead queue), besides what was buried in place."""
+    """Whether its waiting items are dead letters too (it is a dead queue), besides the items buried in it."""
     origin: str | None
-    """Only letters that came from this queue; None: all."""
+    """Only dead letters that came from this queue; None: all."""
 
 
 class QueueTables:
-    """Queues that are read, from any process that reaches them. Close it."""
+    """Reads the queues of a broker, from any process that sees its directory. The caller closes it."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._readers: dict[tuple[int, int], PartitionReader] = {}
-        """Partitions whose state was asked for."""
+        """The state of the partitions for which `missing` was called."""
 
     @classmethod
-    def open(cls, target: BrokerRoots) -> "QueueTables":
-        return cls(open_home(target))
+    def open(cls, roots: BrokerRoots) -> "QueueTables":
+        return cls(open_home(roots))
 
     def __enter__(self) -> "QueueTables":
         return self
@@ -55,26 +56,26 @@ class QueueTables:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- queues, and how far they go -------------------------------------------------------------------
+    # -- queues and their ranges -----------------------------------------------------------------------
 
     def find(self, queue: str) -> QueueDescription:
         return self._home.call(FindQueue(name=queue))
 
     def refresh(self) -> None:
-        """Let the partitions whose state was asked for go on to what is published now."""
+        """Bring the partitions' state, which `missing` uses, up to what is published now."""
         for reader in self._readers.values():
             reader.refresh()
 
     def published(self, queue: QueueDescription) -> dict[int, LogRange]:
-        """What is published and retained of every partition, active or retired."""
-        return {partition: self._bounds(queue.incarnation, partition) for partition in _partitions(queue)}
+        """The readable range of every partition, active or retired."""
+        return {partition: self._range(queue.incarnation, partition) for partition in _partitions(queue)}
 
-    def _bounds(self, incarnation: int, partition: int) -> LogRange:
+    def _range(self, incarnation: int, partition: int) -> LogRange:
         with closing(self._home.log(incarnation, partition)) as log:
             return log.readable_range()
 
     def offsets_at(self, queue: QueueDescription, wall: int) -> dict[int, int]:
-        """The first item offset that each partition gave at or after a time; its end where there is none."""
+        """The first item offset of each partition given at or after a time; the partition's end if there is none."""
         found = {}
         for partition in _partitions(queue):
             with closing(self._home.log(queue.incarnation, partition)) as log:
@@ -82,11 +83,11 @@ class QueueTables:
         return found
 
     def sequences_at(self, queue: QueueDescription, wall: int) -> dict[int, int]:
-        """A sequence in each partition before which nothing happened at or after a time: where reading events from then on may begin."""
+        """For each partition the first log sequence at or after a time: where to begin to read events from then on."""
         return {partition: self._sequence_at(queue.incarnation, partition, wall) for partition in _partitions(queue)}
 
     def _sequence_at(self, incarnation: int, partition: int, wall: int) -> int:
-        sequence = self._bounds(incarnation, partition).sequence
+        sequence = self._range(incarnation, partition).sequence
         with closing(self._home.log(incarnation, partition)) as log:
             recent = [facts for facts in log.segments() if facts.last_wall >= wall]
             for found in log.frames(recent[0].first_sequence - 1) if recent else ():
@@ -95,24 +96,24 @@ class QueueTables:
         return sequence + 1
 
     def missing(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
-        """Flat runs of the item offsets [start, stop) whose bytes retention or damage took, as far as `refresh` has come."""
-        place = queue.incarnation, partition
-        if place not in self._readers:
-            self._readers[place] = PartitionReader(self._home.log(*place), self._home.clock)
-        state = self._readers[place].state
+        """Flat runs of the item offsets in [start, stop) that retention or damage had removed at the last `refresh`."""
+        key = queue.incarnation, partition
+        if key not in self._readers:
+            self._readers[key] = PartitionReader(self._home.log(*key), self._home.clock)
+        state = self._readers[key].state
         gone = RunSet(state.dropped.within(start, stop))
         gone.add_all(state.lost.within(start, stop))
         return gone.runs
 
     def cursor(self, queue: QueueDescription, name: str) -> dict[int, int]:
-        """Where a cursor stands in each partition that knows it."""
+        """The position of a cursor in each partition that has it."""
         return self._home.call(ListCursors(queue=queue.incarnation)).get(name, {})
 
-    # -- where to cut ----------------------------------------------------------------------------------
+    # -- cuts between tasks ----------------------------------------------------------------------------
 
     def item_cuts(self, queue: QueueDescription, partition: int, start: int, stop: int, pieces: int) -> list[int]:
-        """Offsets inside (start, stop), in order, that cut the range into so many pieces, or more where those would be too large for one
-        task; at the edges of frames where there are any, so that few are read twice."""
+        """Offsets in (start, stop), ascending, that cut the range into `pieces`, or into more if a piece were too large
+        for a task; between frames where possible, so that few frames are read by two tasks."""
         with closing(self._home.log(queue.incarnation, partition)) as log:
             bounds = log.readable_range()
             share = (stop - start) / max(1, bounds.end - bounds.start)
@@ -121,17 +122,17 @@ class QueueTables:
             for cut in [start + (stop - start) * number // pieces for number in range(1, pieces)]:
                 frames = [found for found in log.read(cut, cut + 1) if not isinstance(found, Gap)]
                 edge = frames[0].base_offset if frames else cut
-                if frames and edge <= (cuts[-1] if cuts else start):  # a frame of several pieces: it is cut
+                if frames and edge <= (cuts[-1] if cuts else start):  # the frame spans several pieces: cut inside it
                     edge = cut
                 if (cuts[-1] if cuts else start) < edge < stop:
                     cuts.append(edge)
         return cuts
 
     def sequence_cuts(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
-        """Sequences inside (start, stop) at which reading events can begin without reading what is before."""
-        return [sequence for sequence in self._bounds(queue.incarnation, partition).segments if start < sequence < stop]
+        """The log sequences in (start, stop) with which a segment begins: events can be read from there on."""
+        return [sequence for sequence in self._range(queue.incarnation, partition).segments if start < sequence < stop]
 
-    # -- rows, in tasks --------------------------------------------------------------------------------
+    # -- rows ------------------------------------------------------------------------------------------
 
     def items(
         self,
@@ -144,17 +145,15 @@ class QueueTables:
         exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """The items of flat runs of offsets; what was forwarded from another partition, and what retention took before, is left out.
+        """The items of flat runs of offsets, without items forwarded from another partition and without removed items.
 
-        fail_on_data_loss: whole segments that are gone since the range was chosen, and what is damaged, are an error and not left out.
-        exact: then so is every single item that is gone: the runs name none that was when they were chosen.
-        forwarded: items that came from another partition of the queue too, for who consumes them rather than reads the log.
+        fail_on_data_loss: raise an error if segments were removed since the range was chosen, or are damaged.
+        exact: with fail_on_data_loss, raise an error for every missing item: `runs` has none that was missing before.
+        forwarded: include the items forwarded from another partition of the queue, as a consumer needs them.
         """
-
-        def open_log() -> ReadableLog:
-            return self._home.log(incarnation, partition)
-
-        return items.items(open_log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
+        return items.items(
+            self._log_opener(incarnation, partition), runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded
+        )
 
     def events(
         self,
@@ -168,34 +167,31 @@ class QueueTables:
         until: int | None = None,
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """What the log tells in the sequences [start, stop), of the times [since, until)."""
-
-        def open_log() -> ReadableLog:
-            return self._home.log(incarnation, partition)
-
-        return events.events(open_log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
+        """The events of the log sequences [start, stop) and the times [since, until)."""
+        log = self._log_opener(incarnation, partition)
+        return events.events(log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
 
     def states(self, incarnation: int, partition: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The items of a partition that are not completed, as they are now."""
-        return state.state_rows(lambda: self._home.log(incarnation, partition), columns)
+        """The items of a partition that are not completed now."""
+        return state.state_rows(self._log_opener(incarnation, partition), columns)
 
     def dead_letter_partitions(self, queue: QueueDescription) -> list[DeadLetterPartition]:
-        """Where dead letters of a queue may lie: as the command `penstock dead list` has it."""
+        """The partitions that may hold dead letters of a queue; the same as for the command `penstock dead list`."""
         buries_into = queue.options.dead_queue
         is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self._queues())
-        places = [DeadLetterPartition(queue.name, queue.incarnation, partition, is_dead_queue, None) for partition in _partitions(queue)]
+        found = [DeadLetterPartition(queue.name, queue.incarnation, partition, is_dead_queue, None) for partition in _partitions(queue)]
         if buries_into:
-            there = self.find(buries_into)
-            places += [DeadLetterPartition(there.name, there.incarnation, partition, True, queue.name) for partition in _partitions(there)]
-        return places
+            other = self.find(buries_into)
+            found += [DeadLetterPartition(other.name, other.incarnation, partition, True, queue.name) for partition in _partitions(other)]
+        return found
 
-    def dead(self, place: DeadLetterPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The dead letters that lie there now."""
+    def dead(self, source: DeadLetterPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The dead letters that a partition holds now."""
+        log = self._log_opener(source.incarnation, source.partition)
+        return dead.dead(log, source.queue, columns, waiting=source.waiting, origin=source.origin)
 
-        def open_log() -> ReadableLog:
-            return self._home.log(place.incarnation, place.partition)
-
-        return dead.dead(open_log, place.queue, columns, waiting=place.waiting, origin=place.origin)
+    def _log_opener(self, incarnation: int, partition: int) -> Callable[[], ReadableLog]:
+        return partial(self._home.log, incarnation, partition)
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -1,7 +1,7 @@
-"""What is to be read of a queue: where it begins and ends, and how it is cut into tasks.
+"""Which range of a queue a query reads, and how the range is cut into tasks.
 
-Owns: `PartitionBounds`, the range that there is (`sequence_bounds`: of events), `begin`, where a read begins in it, `Split`, what a task is told to
-read, and `split`. Whatever lies outside of what there is, is refused.
+Owns: `PartitionBounds` (`item_bounds`, `sequence_bounds`), what can be read; `first_positions`, where a query begins;
+`Split`, what a task of a stream reads; and `split`. A start outside the bounds is an InvalidRequest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,75 +19,84 @@ from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
 
 FIRST, LAST = -2, -1
-"""In JSON, as Kafka's connector has it: earliest and latest."""
+"""The numbers for earliest and latest in JSON, as in Spark's Kafka connector."""
 
 
 class PartitionBounds(NamedTuple):
-    """What there is of each partition: from `start` on, before `stop`. Offsets of items or log sequences."""
+    """What can be read of each partition: from `start` on, before `stop`; item offsets or log sequences."""
 
     start: Mapping[int, int]
     stop: Mapping[int, int]
 
 
-def sequence_bounds(bounds: Mapping[int, LogRange], *, whole: bool) -> PartitionBounds:
-    """What there is to tell of each partition: with `whole`, only where retention has taken nothing of it."""
-    starts = {partition: one.intact_from if whole else one.first_sequence for partition, one in bounds.items()}
-    return PartitionBounds(starts, {partition: one.sequence + 1 for partition, one in bounds.items()})
+def item_bounds(published: Mapping[int, LogRange]) -> PartitionBounds:
+    """The item offsets of each partition."""
+    starts = {partition: one.start for partition, one in published.items()}
+    return PartitionBounds(starts, {partition: one.end for partition, one in published.items()})
 
 
-def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDescription, ends: PartitionBounds) -> dict[int, int]:
-    """The first number to be read in each partition."""
+def sequence_bounds(published: Mapping[int, LogRange], *, intact_only: bool) -> PartitionBounds:
+    """The log sequences of each partition; with `intact_only`, from where retention has removed nothing."""
+    starts = {partition: one.intact_from if intact_only else one.first_sequence for partition, one in published.items()}
+    return PartitionBounds(starts, {partition: one.sequence + 1 for partition, one in published.items()})
+
+
+def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDescription, bounds: PartitionBounds) -> dict[int, int]:
+    """The first number to read in each partition."""
     given = options.starting_offsets
     if options.starting_timestamp is not None:
         found = _since(options, tables, queue, options.starting_timestamp)
-        return {partition: max(number, ends.start.get(partition, 0)) for partition, number in found.items()}
+        return {partition: max(number, bounds.start.get(partition, 0)) for partition, number in found.items()}
     if given == "latest":
-        return dict(ends.stop)
+        return dict(bounds.stop)
     if isinstance(given, dict):
-        return {**ends.start, **{partition: _place(options, queue, ends, partition, number) for partition, number in given.items()}}
+        chosen = {partition: _check_start(options, queue, bounds, partition, number) for partition, number in given.items()}
+        return {**bounds.start, **chosen}
     known = tables.cursor(queue, options.cursor) if given is None and options.cursor else {}
-    return {partition: max(start, known.get(partition, 0)) for partition, start in ends.start.items()}
+    return {partition: max(start, known.get(partition, 0)) for partition, start in bounds.start.items()}
 
 
 def starts_at_latest(options: SourceOptions) -> bool:
-    """Whether it begins at an end, which is elsewhere a moment later."""
+    """Whether a query begins at the present end of a partition, which moves."""
     given = options.starting_offsets
     return given == "latest" or (isinstance(given, dict) and LAST in given.values())
 
 
 def _since(options: SourceOptions, tables: QueueTables, queue: QueueDescription, wall: int) -> dict[int, int]:
     if wall > SystemClock().read().wall:
-        raise InvalidRequest("startingTimestamp lies in the future; give one that has passed, or startingOffsets=latest")
+        raise InvalidRequest("startingTimestamp is in the future; give a time that has passed, or startingOffsets=latest")
     return tables.sequences_at(queue, wall) if options.table == "events" else tables.offsets_at(queue, wall)
 
 
-def _place(options: SourceOptions, queue: QueueDescription, ends: PartitionBounds, partition: int, number: int) -> int:
-    if partition not in ends.stop:
-        raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(ends.stop)}")
-    start, stop = ends.start[partition], ends.stop[partition]
-    number = {FIRST: start, LAST: stop}.get(number, max(number, 1 if options.table == "events" else 0))  # sequences begin at 1
+def _check_start(options: SourceOptions, queue: QueueDescription, bounds: PartitionBounds, partition: int, number: int) -> int:
+    """Where to begin in a partition that startingOffsets names. InvalidRequest if that is outside the bounds."""
+    if partition not in bounds.stop:
+        raise InvalidRequest(f"startingOffsets names partition {partition}; queue {queue.name!r} has {sorted(bounds.stop)}")
+    start, stop = bounds.start[partition], bounds.stop[partition]
+    # sequences begin at 1
+    number = {FIRST: start, LAST: stop}.get(number, max(number, 1 if options.table == "events" else 0))
     if number > stop:
         raise InvalidRequest(f"startingOffsets gives partition {partition} the offset {number}, which is in the future; it ends at {stop}")
     if number < start and options.fail_on_data_loss:
         raise InvalidRequest(
-            f"startingOffsets gives partition {partition} the offset {number}, and retention has taken what is before {start}; "
+            f"startingOffsets gives partition {partition} the offset {number}, and retention has removed everything before {start}; "
             f"give {start} or more, earliest, or failOnDataLoss=false"
         )
     return max(number, start)
 
 
-# -- cut into tasks ------------------------------------------------------------------------------------
+# -- cuts between tasks --------------------------------------------------------------------------------
 
 
 class Split(msgspec.Struct, frozen=True):
-    """Numbers of one partition: offsets of items or log sequences, as flat runs."""
+    """What one task reads of a partition: item offsets or log sequences, as flat runs."""
 
     partition: int
     runs: list[int]
 
 
 def split(wanted: Mapping[int, Sequence[int]], least: int = 0) -> list[Split]:
-    """A split for each partition that has something, and more of them, evenly cut, until there are `least` or nothing is left to cut."""
+    """A split for each partition that is not empty, or more, of even size, until there are `least`."""
     sizes = {partition: count(list(runs)) for partition, runs in wanted.items()}
     parts = {partition: 1 for partition, size in sizes.items() if size}
     heaviest = [(-float(size), partition) for partition, size in sizes.items() if size]  # by the size of a part
@@ -100,7 +109,7 @@ def split(wanted: Mapping[int, Sequence[int]], least: int = 0) -> list[Split]:
 
 
 def cut(runs: Sequence[int], pieces: int) -> list[list[int]]:
-    """Flat runs in so many pieces of sizes that differ by one at most."""
+    """Cut flat runs into pieces whose sizes differ by one at most."""
     size = count(list(runs))
     edges = [size * number // pieces for number in range(pieces + 1)]
     found: list[list[int]] = [[] for _ in range(pieces)]

@@ -1,7 +1,7 @@
-"""The directory in which a local Spark keeps what is its own: shuffles, spilled rows, a launcher for Java.
+"""The temporary directory of a local Spark: shuffles, spilled rows, a launcher for Java.
 
-Owns: `make`, `remove` and the sweep of what processes left that were killed. A directory is alive while its lock is held, which the system
-ends with the process; so nothing that is in use is ever swept, whoever shares the temporary directory with us.
+Owns: `make`, `remove`, and the removal of directories that killed processes left. A directory is in use while its lock
+is held; the system releases the lock when the process ends. So a directory in use is never removed.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ PREFIX = "penstock-spark-"
 LOCK = "alive"
 
 _held: dict[Path, int] = {}
-"""The handles of locks: open until the directory is removed, or the process ends."""
+"""The handles of the locks, open until the directory is removed or the process ends."""
 
 
 def make() -> Path:
-    """A new directory that only this user may enter. Those of dead processes go first."""
-    _sweep(Path(tempfile.gettempdir()))
+    """Make a directory that only this user may enter. Removes those of dead processes first."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
     scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
     handle = SystemFiles().lock(str(scratch / f"{LOCK}.new"))
-    assert handle is not None  # nobody else knows the name
-    (scratch / f"{LOCK}.new").rename(scratch / LOCK)  # held before it can be found
+    assert handle is not None  # the name is new, so no other process has it
+    (scratch / f"{LOCK}.new").rename(scratch / LOCK)  # locked before another process can find it
     _held[scratch] = handle
     return scratch
 
@@ -37,9 +37,9 @@ def remove(scratch: Path) -> None:
         os.close(handle)
 
 
-def _sweep(place: Path) -> None:
-    for left in place.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # of another user, or just being removed
+def _remove_abandoned(parent: Path) -> None:
+    for left in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process may be removing it
             if left.stat().st_uid != os.geteuid() or not (left / LOCK).exists():
                 continue
             handle = SystemFiles().lock(str(left / LOCK))

@@ -1,8 +1,8 @@
-"""A SparkSession that works as it comes, on one machine.
+"""A SparkSession that needs no configuration on one machine.
 
-Owns: the settings of a local session (loopback, UTC, quiet, this very Python, a Java that is found), its temporary directory, and the reuse
-of a session that runs already. Nothing here imports pyspark before a session is asked for.
-Rule: whatever the caller sets wins; the environment of this process is as it was once the session runs.
+Owns: the settings of a local session (loopback, UTC, errors only in the log, this Python, a Java that is found), its
+temporary directory, and the reuse of an active session. pyspark is imported only when a session is asked for.
+Invariants: the caller's settings win. Once the session runs, the environment of this process is as it was before.
 """
 
 import atexit
@@ -25,7 +25,8 @@ MISSING = "Spark is not installed (no module {name}); run pip install 'penstock[
 ANYWHERE = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",  # as many as a frame holds: a batch is a frame
+    # as many as a frame holds, so that a batch becomes one frame
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.ui.showConsoleProgress": "false",
 }
 LOCAL = {
@@ -33,14 +34,14 @@ LOCAL = {
     "spark.driver.bindAddress": LOOPBACK,
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
-    "spark.python.unix.domain.socket.enabled": "true",  # rows pass between Java and Python faster than by TCP
+    "spark.python.unix.domain.socket.enabled": "true",  # faster than TCP between Java and Python
 }
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 COLLECTOR = "-XX:+UseParallelGC"
 ARROW = ("-Darrow.enable_unsafe_memory_access=true", "-Darrow.enable_null_check_for_get=false")
 LOGGING = """\
-# Made by penstock.spark.session: errors only, from the first line on (a log level set later comes after the warnings of the start).
+# Made by penstock.spark.session: errors only, from the start (a log level that is set later would not suppress the start's warnings).
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
@@ -54,9 +55,10 @@ appender.stderr.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex{6}
 
 
 def session(app: str = "penstock", master: str = "local[*]", **conf: object) -> "SparkSession":
-    """A SparkSession that knows the data source `penstock`. One that is active already is used as it is, and only told of the source.
+    """A SparkSession with the data source `penstock`. An active session is used as it is, with the source added.
 
-    `conf` are Spark's own settings: session(**{"spark.driver.memory": "8g"}). A `master` of sc://… connects to a Spark Connect server.
+    `conf` are Spark's settings: session(**{"spark.driver.memory": "8g"}). A `master` sc://… connects to a Spark Connect
+    server. InvalidRequest if pyspark is not installed, no Java is found, or Spark does not start.
     """
     try:
         from penstock.spark.source import register
@@ -68,7 +70,7 @@ def session(app: str = "penstock", master: str = "local[*]", **conf: object) -> 
 
 
 def not_installed(error: ModuleNotFoundError) -> Exception:
-    """The error to raise instead: itself when the module is one of ours, which would be a mistake of ours."""
+    """The error to raise instead: InvalidRequest, but the error itself if the missing module is Penstock's own."""
     top = (error.name or "").split(".")[0]
     return error if top == "penstock" else InvalidRequest(MISSING.format(name=error.name))
 
@@ -91,11 +93,11 @@ def start_session(app: str, master: str, conf: Mapping[str, str]) -> "SparkSessi
     if master.startswith("sc://"):
         return _with(builder.remote(master), conf).getOrCreate()
     scratch = scratches.make()
-    atexit.register(_tidy, scratch, os.getpid())
+    atexit.register(_clean_up, scratch, os.getpid())
     local = master.startswith("local")
-    settings = {**ANYWHERE, **(LOCAL | _places(scratch) if local else {}), **conf}
+    settings = {**ANYWHERE, **(LOCAL | _directories(scratch) if local else {}), **conf}
     settings[JAVA_OPTIONS] = " ".join(
-        [_quiet(scratch), *_swift(settings.get(JAVA_OPTIONS, ""), local), settings.get(JAVA_OPTIONS, "")]
+        [_logging(scratch), *_tuning(settings.get(JAVA_OPTIONS, ""), local), settings.get(JAVA_OPTIONS, "")]
     ).strip()
     try:
         with spark_environment(scratch, local):
@@ -110,19 +112,19 @@ def _with(builder: "SparkSession.Builder", settings: Mapping[str, str]) -> "Spar
     return builder
 
 
-def _places(scratch: Path) -> dict[str, str]:
-    """Everything Spark writes for itself lies in one directory, which goes when the process ends."""
+def _directories(scratch: Path) -> dict[str, str]:
+    """Spark's own files, all in one directory, which is removed when the process ends."""
     return {"spark.local.dir": str(scratch / "local"), "spark.sql.warehouse.dir": (scratch / "warehouse").as_uri()}
 
 
-def _swift(given: str, local: bool) -> list[str]:
-    """On one machine: a collector for throughput, unless one is chosen, and Arrow without checks of what Spark has checked already."""
+def _tuning(given: str, local: bool) -> list[str]:
+    """Java options of a local session: a throughput collector, unless one is given; Arrow without bounds checks."""
     if not local:
         return []
     return [*ARROW, *([] if "-XX:+Use" in given else [COLLECTOR])]
 
 
-def _quiet(scratch: Path) -> str:
+def _logging(scratch: Path) -> str:
     config = scratch / "log4j2.properties"
     config.write_text(LOGGING)
     return f"-Dlog4j2.configurationFile={config.as_uri()}"
@@ -130,7 +132,7 @@ def _quiet(scratch: Path) -> str:
 
 @contextmanager
 def spark_environment(scratch: Path, local: bool) -> Iterator[None]:
-    """The environment that Spark's start needs: it reads these once, so they are put back afterwards."""
+    """Set the environment variables that Spark reads when it starts; restore them afterwards."""
     wanted = {"JAVA_HOME": str(java_home(scratch))}
     if local:
         wanted |= {"SPARK_LOCAL_IP": LOOPBACK, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
@@ -146,8 +148,8 @@ def spark_environment(scratch: Path, local: bool) -> Iterator[None]:
                 os.environ.pop(name, None)
 
 
-def _tidy(scratch: Path, owner: int) -> None:
-    """At the end of the process: stop what runs, then remove what it wrote. A forked child leaves both to its parent."""
+def _clean_up(scratch: Path, owner: int) -> None:
+    """At the end of the process, stop Spark and remove its directory. Does nothing in a forked child."""
     if os.getpid() != owner:
         return
     spark = active_session()

@@ -1,7 +1,7 @@
-"""The option orderBy: columns by which the rows of a key follow each other.
+"""The option orderBy: columns that give the order of the items of a key.
 
-Owns: `Order`. It sorts as Spark does: ascending with missing values first, descending with them last, NaN above every number.
-Rows that are equal stay in the order in which they come.
+Owns: `SortOrder`. It sorts as Spark does: ascending with NULL first, descending with NULL last, NaN above every number.
+Equal rows keep their order.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ class SortOrder(NamedTuple):
 
     @classmethod
     def parse(cls, given: Sequence[str]) -> "SortOrder":
-        """Of texts such as "ts" or "seq desc"."""
+        """Parse terms such as "ts" or "seq desc"."""
         pairs = [(name, direction.strip().lower()) for name, _, direction in (text.strip().partition(" ") for text in given)]
         for text, (_, direction) in zip(given, pairs, strict=True):
             if direction not in _DIRECTIONS:
@@ -41,7 +41,7 @@ class SortOrder(NamedTuple):
         return cls(tuple(name for name, _ in pairs), tuple(_DIRECTIONS[direction] for _, direction in pairs))
 
     def check(self, schema: StructType) -> None:
-        """Say so when rows of that schema cannot be ordered like this."""
+        """InvalidRequest if rows of that schema cannot be sorted by these columns."""
         for name in self.columns:
             if name not in schema.names:
                 raise InvalidRequest(f"orderBy names {name!r}, and the DataFrame has {', '.join(schema.names)}; name one of these")
@@ -50,22 +50,28 @@ class SortOrder(NamedTuple):
                 raise InvalidRequest(f"orderBy names {name!r}, which is {kind.simpleString()}; name columns of numbers, texts or times")
 
     def sort_indices(self, table: pa.Table, first: pa.Array | None = None) -> pa.Array:
-        """Where the rows of a table with these columns belong, by `first` before all others: the indexes of the sorted table."""
+        """The indexes that sort a table by these columns; by `first` before them."""
         keys: dict[str, Any] = {} if first is None else {"first": first}
         sort = [("first", "ascending")] if keys else []
-        for place, (name, direction) in enumerate(zip(self.columns, self.directions, strict=True)):
+        for index, (name, direction) in enumerate(zip(self.columns, self.directions, strict=True)):
             column = table[name]
             if column.null_count:
-                keys[f"{place} there"] = pc.is_valid(column)
+                keys[f"{index} valid"] = pc.is_valid(column)
             if pa.types.is_floating(column.type):
-                keys[f"{place} not a number"] = pc.is_nan(column).fill_null(False)
-            keys[f"{place}"] = column
-            sort += [(key, direction) for key in keys if key.split(" ")[0] == str(place)]
+                keys[f"{index} not a number"] = pc.is_nan(column).fill_null(False)
+            keys[f"{index}"] = column
+            sort += [(key, direction) for key in keys if key.split(" ")[0] == str(index)]
         return pc.sort_indices(pa.table(keys), sort_keys=sort)
 
     def follows(self, before: pa.Table, after: pa.Table) -> bool:
-        """Whether a row may stand behind another: both are tables of one row."""
+        """Whether a row may come after another; both are tables of one row."""
         return bool(self.sort_indices(pa.concat_tables([before, after]))[0].as_py() == 0)
+
+
+def order_terms(order_by: str | Sequence[str] | None) -> list[str]:
+    """The terms of an argument `order_by`: a text with commas, a list, or None."""
+    terms = order_by.split(",") if isinstance(order_by, str) else order_by or ()
+    return [term.strip() for term in terms]
 
 
 def _is_ordered(kind: DataType) -> bool:
@@ -73,5 +79,5 @@ def _is_ordered(kind: DataType) -> bool:
 
 
 def is_identity(rows: pa.Array) -> bool:
-    """Whether these indexes leave everything where it is."""
+    """Whether taking rows by these indexes changes nothing."""
     return len(rows) < 2 or pc.min(pc.pairwise_diff(rows.cast(pa.int64()))).as_py() > 0

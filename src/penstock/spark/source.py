@@ -1,14 +1,11 @@
 """The data source "penstock".
 
-Owns: `PenstockSource`, which Spark makes once per read, write or stream and asks for what it needs; `register`; and the schemas of the
-tables in Spark's own types. What can be known is refused when a table is loaded; whether it will be a batch or a stream is not known
-then, so that what only one of them cannot do is said when it begins.
-What it gives lives in modules of its own, imported when they are wanted:
-`batch.BatchReader(options, columns)`, `stream.StreamReader(options, columns)`, `consume.ConsumingReader(options, columns)`,
-`writer.BatchWriter(options, schema, overwrite)` and `writer.StreamWriter(options, schema, overwrite)`.
+Owns: `PenstockSource`, which Spark creates for each read, write or stream; `register`; and the tables' schemas in
+Spark's types. Options are checked when a table is loaded. Spark does not say then whether it loads a batch or a stream,
+so an option that only one of them refuses raises its error when the query starts.
+Readers and writers are imported when they are first needed.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -54,42 +51,42 @@ _TYPES: Mapping[pa.DataType, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the format "penstock"."""
+    """Register the format "penstock" with a session; repeating it does no harm."""
     spark.dataSource.register(PenstockSource)
 
 
 class PenstockSource(DataSource):
-    """A queue as tables, and tables as items of a queue."""
+    """Reads a queue as tables, and writes rows into a queue as items."""
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     def schema(self) -> StructType:
-        """The columns that the options ask for."""
-        options = self._meant(READ, STREAM)
+        """The columns that the options select."""
+        options = self._parsed_options(READ, STREAM)
         if options.consume:
             from penstock.spark.consuming_reader import check_consume_options
 
             check_consume_options(options)
         with QueueTables.open(options.broker) as tables:
-            tables.find(options.queue)  # what cannot be read is said at once, not when something is done with it
+            tables.find(options.queue)  # raises now if there is no such queue, not when the query runs
         return spark_schema(selected_schema(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.batch_reader import BatchReader
 
-        options = self._meant(READ)
+        options = self._parsed_options(READ)
         return BatchReader(options, selected_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         from penstock.spark.writer import BatchWriter
 
-        return BatchWriter(self._meant(WRITE), schema, overwrite)
+        return BatchWriter(self._parsed_options(WRITE), schema, overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            options = self._meant(STREAM)
+            options = self._parsed_options(STREAM)
             columns = selected_columns(options, schema)
             if options.consume:
                 from penstock.spark.consuming_reader import ConsumingReader
@@ -99,24 +96,26 @@ class PenstockSource(DataSource):
 
             return StreamReader(options, columns)
         except PenstockError as error:
-            if not _is_streams_process():
+            from penstock.spark.consuming_reader import in_stream_process
+
+            if not in_stream_process():
                 raise
             return FailedStreamReader(error)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         from penstock.spark.writer import StreamWriter
 
-        return StreamWriter(self._meant(WRITE), schema, overwrite)
+        return StreamWriter(self._parsed_options(WRITE), schema, overwrite)
 
-    def _meant(self, *uses: Use) -> SourceOptions:
+    def _parsed_options(self, *uses: Use) -> SourceOptions:
         options = parse_options(self.options, *uses)
         require_directories(options.broker)
         return options
 
 
 class FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream that cannot be. Spark's process of a stream stumbles over an error before it has a reader, and then tells of that alone:
-    so it gets one, and is told by whatever it asks first."""
+    """Raises an error at every call. If `streamReader` itself raises in Spark's stream process, Spark fails with an
+    error of its own and hides ours; from a reader's call Spark shows it."""
 
     def __init__(self, error: PenstockError) -> None:
         self._error = error
@@ -140,15 +139,8 @@ class FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise self._error
 
 
-def _is_streams_process() -> bool:
-    from penstock.spark.consuming_reader import SPARK_STREAM_MODULE
-
-    program = sys.modules["__main__"].__spec__
-    return program is not None and program.name == SPARK_STREAM_MODULE
-
-
 def selected_schema(options: SourceOptions) -> pa.Schema:
-    """The schema of the table, as far as the options ask for it."""
+    """The columns of the table that the options select."""
     table = schemas.TABLES[options.table]
     if options.columns is not None:
         return schemas.select_columns(table, options.columns)
@@ -161,7 +153,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def selected_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that a user may have given instead of ours: some of the table's, each of the type that it has there."""
+    """The column names of a schema. InvalidRequest unless each is a column of the table and has its type."""
     table = schemas.TABLES[options.table]
     if not schema.fields:
         raise InvalidRequest("the schema has no columns; leave it out, or name some of the table's")

@@ -1,8 +1,8 @@
-"""Writing to a queue without owning it.
+"""Writes to a queue from processes that do not own the broker.
 
-Owns: `StagedWriteClient` and `Destination`. Tasks stage parts, the driver's commit publishes them as one drop, and the queue's owner adopts it.
-A write has a name of its own, new for every attempt of the whole; a part has one that no other attempt of a task gives.
-It is sent to tasks, so it holds nothing open; only `stage` and `leave` are theirs.
+Owns: `StagedWriteClient` and `Destination`. Tasks stage part files, the driver publishes them as one write, and the
+owner adopts it. Each attempt of a write has a new name; each attempt of a task gives its part files new names.
+The client is sent to tasks, so it holds nothing open. Tasks call only `stage` and `abandon_empty`.
 """
 
 import os
@@ -29,87 +29,86 @@ T = TypeVar("T")
 
 
 class Destination(NamedTuple):
-    """A queue that is written to, as it was when the write began."""
+    """The queue of a write, as it was when the write began."""
 
     queue: str
     incarnation: int
     packed_slot_map: bytes
-    """Its slot map, packed."""
 
 
 class StagedWriteClient:
-    """A broker that is written to, from any process that reaches it."""
+    """Stages and publishes writes, from any process that sees the broker's directory."""
 
-    def __init__(self, target: BrokerRoots, open_home: Callable[[BrokerRoots], Home] = open_home, clock: Clock | None = None) -> None:
-        self._target = target
+    def __init__(self, roots: BrokerRoots, open_home: Callable[[BrokerRoots], Home] = open_home, clock: Clock | None = None) -> None:
+        self._roots = roots
         self._open_home = open_home
         self._clock = clock or SystemClock()
-        self._staging: Staging = self._ask(lambda home: home.staging())
+        self._staging: Staging = self._with_home(lambda home: home.staging())
 
-    def _ask(self, step: Callable[[Home], T]) -> T:
-        with closing(self._open_home(self._target)) as home:
+    def _with_home(self, step: Callable[[Home], T]) -> T:
+        with closing(self._open_home(self._roots)) as home:
             return step(home)
 
     def find(self, queue: str) -> Destination:
-        """The queue as it is now."""
+        """The queue as it is now. QueueNotFound if there is none of that name."""
 
         def step(home: Home) -> Destination:
             found = home.call(FindQueue(name=queue))
             return Destination(found.name, found.incarnation, home.call(ReadSlotMap(queue=found.incarnation)))
 
-        return self._ask(step)
+        return self._with_home(step)
 
     def new_write_name(self) -> str:
-        """A name for a write that begins now. Its place is made by `prepare`."""
+        """A new name for a write."""
         return write_name(self._clock.read().wall)
 
     def prepare(self, write: str) -> None:
-        """Make the place in which a write is staged; to be repeated without harm."""
+        """Make the folder in which a write is staged. Calling it again does no harm."""
         self._staging.begin_write(write)
 
     def stage(
         self, write: str, destination: Destination, order: SortOrder, batches: Iterator[pa.RecordBatch], task: str, *, prepared: bool = True
     ) -> list[PartFile]:
-        """Write the rows of one task attempt aside, durably; gives what `publish` wants to know of them. What a failed attempt wrote is
-        removed.
+        """Write the rows of a task attempt into synced part files, for `publish`. Removes them on error.
 
-        prepared: without its place nothing is written; else the place is made where it is missing, also when it was left meanwhile.
+        prepared: `prepare` was called before; fails if the folder is gone. Otherwise the folder is made if it is
+        missing.
         """
         name = f"{task}-{os.urandom(4).hex()}"
 
         def begin(number: int) -> PartWriter:
             return self._staging.part_writer(write, f"{name}-{number}{FRAMES}", destination.incarnation, make=not prepared)
 
-        framer = PartFileBuilder(SlotMap.unpack(0, destination.packed_slot_map).owners, order, begin, self._clock)
+        builder = PartFileBuilder(SlotMap.unpack(0, destination.packed_slot_map).owners, order, begin, self._clock)
         try:
-            return framer.write(batches)
+            return builder.write(batches)
         except BaseException:
-            framer.discard()
+            builder.discard()
             raise
 
-    def publish(self, write: str, destination: Destination, order: SortOrder, source: str, number: int, runs: Sequence[PartFile]) -> bool:
-        """Let what was staged become items of the queue, all or none, and once for each source and number; False: it waits already."""
+    def publish(self, write: str, destination: Destination, order: SortOrder, source: str, number: int, files: Sequence[PartFile]) -> bool:
+        """Publish the part files, all or none, once for each source and number. False: it was published before."""
         if order.columns:
-            runs = self._in_order(write, destination, order, runs)
-        parts = [StagedPart(run.name, len(run.frames), run.items) for run in runs]
+            files = self._merged(write, destination, order, files)
+        parts = [StagedPart(file.name, len(file.frames), file.items) for file in files]
         operation = PublishWrite(queue=destination.incarnation, write=write, source=source, number=number, parts=parts)
-        return self._ask(lambda home: home.call(operation))
+        return self._with_home(lambda home: home.call(operation))
 
     def abandon(self, write: str) -> None:
-        """Remove whatever was staged."""
+        """Remove everything staged for a write."""
         self._staging.abandon(write)
 
     def abandon_empty(self, write: str) -> None:
-        """Remove the place of a write if nothing is staged in it."""
+        """Remove the folder of a write if nothing is staged in it."""
         self._staging.abandon_empty(write)
 
     def is_published(self, destination: Destination, source: str, number: int) -> bool:
-        """Whether this source and number, or a later one, became items of the queue before, or waits for it."""
+        """Whether this source and number, or a later one, was published; it may wait for the owner."""
         query = FindWrite(queue=destination.incarnation, source=source, number=number)
-        return self._ask(lambda home: home.call(query)) != "unknown"
+        return self._with_home(lambda home: home.call(query)) != "unknown"
 
     def wait_adopted(self, destination: Destination, source: str, number: int, seconds: float) -> bool:
-        """Wait until the owner has adopted what was published, if there is one, and no longer than that; whether it has."""
+        """Wait up to `seconds` until the owner has adopted the write; gives whether it has. False without an owner."""
         query = FindWrite(queue=destination.incarnation, source=source, number=number)
         deadline = self._clock.read().elapsed + int(seconds * SECOND)
         pause = threading.Event()
@@ -120,17 +119,18 @@ class StagedWriteClient:
             return found not in ("waiting", "unattended")
 
         try:
-            return self._ask(step)
-        except QueueNotFound:  # deleted since: there is nothing more to wait for
+            return self._with_home(step)
+        except QueueNotFound:  # the queue was deleted: nothing to wait for
             return True
-        except PenstockError:  # it is published, whatever cannot be looked at now: nobody must write it again
+        # it is published, though the answer is unknown: an error would make the caller write it again
+        except PenstockError:
             return False
 
-    def _in_order(self, write: str, destination: Destination, order: SortOrder, runs: Sequence[PartFile]) -> list[PartFile]:
+    def _merged(self, write: str, destination: Destination, order: SortOrder, files: Sequence[PartFile]) -> list[PartFile]:
         def begin(number: int) -> PartWriter:
             return self._staging.part_writer(write, f"merged-{number:05d}{FRAMES}", destination.incarnation)
 
-        return Merger(self._staging, write, destination.incarnation, order, self._clock).merged(runs, begin)
+        return Merger(self._staging, write, destination.incarnation, order, self._clock).merged(files, begin)
 
     def __repr__(self) -> str:
-        return f"StagedWrites({self._target[0]!r})"
+        return f"StagedWriteClient({self._roots[0]!r})"

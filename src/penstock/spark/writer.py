@@ -1,10 +1,10 @@
-"""DataFrames and streams into a queue.
+"""Writes DataFrames and streams to a queue.
 
-Owns: `BatchWriter` and `StreamWriter`. On the driver everything that can be known is checked before a task runs; tasks stage their rows;
-the driver's commit publishes what the commit messages name, as one; an abort removes it. So a task that is tried again, runs twice or
-dies adds nothing twice, and a write that fails adds nothing.
-A batch write is known by its writeId, or by a name of its own; the batches of a stream by the query's id and their number. What was
-published under a name before adds nothing when it comes again.
+Owns: `BatchWriter` and `StreamWriter`. The driver checks options and columns before a task runs. Tasks stage their
+rows. The driver's commit publishes the part files that the commit messages name, as one write; an abort removes them.
+So a task that Spark repeats or runs twice adds nothing twice, and a write that fails adds nothing.
+A batch write is identified by its writeId, or a new name; a batch of a stream by the query's id and the batch's number.
+A write that was published before under its identity adds nothing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class TaskCommitMessage(WriterCommitMessage):
-    """What a task has staged."""
+    """The part files that a task has staged."""
 
     write: str
-    runs: list[PartFile]
+    files: list[PartFile]
     query: str = ""
 
 
 class _Writer:
-    """What both kinds of writers have in common."""
+    """What both writers have in common."""
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -50,23 +50,23 @@ class _Writer:
         self._order = SortOrder.parse(options.order_by)
         self._order.check(schema)
         check_columns(schema, self._order)
-        self._writing = StagedWriteClient(require_directories(options.broker))
-        self._destination: Destination = self._writing.find(options.queue)
-        self._name = self._writing.new_write_name()
+        self._client = StagedWriteClient(require_directories(options.broker))
+        self._destination: Destination = self._client.find(options.queue)
+        self._name = self._client.new_write_name()
 
     def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> TaskCommitMessage:
         context = TaskContext.get()
-        assert context is not None  # write is called in tasks
+        assert context is not None  # Spark calls `write` in tasks
         task = f"{context.partitionId():06d}-{context.taskAttemptId()}"
-        return TaskCommitMessage(write, self._writing.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
+        return TaskCommitMessage(write, self._client.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
 
     def _publish(self, write: str, source: str, number: int, messages: "Sequence[WriterCommitMessage | None]") -> None:
-        runs = [run for message in messages if isinstance(message, TaskCommitMessage) for run in message.runs]
-        if not runs:
-            self._writing.abandon(write)
+        files = [file for message in messages if isinstance(message, TaskCommitMessage) for file in message.files]
+        if not files:
+            self._client.abandon(write)
             return
-        self._writing.publish(write, self._destination, self._order, source, number, runs)
-        self._writing.wait_adopted(self._destination, source, number, self._options.adopt_timeout)
+        self._client.publish(write, self._destination, self._order, source, number, files)
+        self._client.wait_adopted(self._destination, source, number, self._options.adopt_timeout)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -74,7 +74,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        self._writing.prepare(self._name)  # not in tasks: one that comes late finds no place to write to
+        # here, not in tasks: a task that comes after the commit finds no folder and fails
+        self._client.prepare(self._name)
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         return self._stage(self._name, iterator)
@@ -83,11 +84,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._publish(self._name, self._options.write_id or self._name, 1, messages)
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
-        self._writing.abandon(self._name)
+        self._client.abandon(self._name)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query. Spark makes one for the tasks of a batch, and another one for its commit."""
+    """Writes the batches of a streaming query. Spark creates one for the tasks of a batch and one for its commit."""
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -102,9 +103,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise InvalidRequest("Spark does not say which batch of which query this is; use df.write in foreachBatch, with a writeId")
         write = f"{self._name}-{batch}"
         try:
-            return self._stage(write, iterator, query, prepared=False)  # the driver is not told of a batch before its commit
+            # Spark does not call the driver before a batch's commit
+            return self._stage(write, iterator, query, prepared=False)
         except BaseException:
-            self._writing.abandon_empty(write)  # an abort is told only of the tasks that did well
+            self._client.abandon_empty(write)  # Spark's abort gets only the messages of tasks that succeeded
             raise
 
     def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
@@ -114,14 +116,14 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
         for write in {message.write for message in messages if isinstance(message, TaskCommitMessage)}:
-            self._writing.abandon(write)
+            self._client.abandon(write)
 
 
 # -- checks ------------------------------------------------------------------------------------------
 
 
 def check_columns(schema: StructType, order: SortOrder) -> None:
-    """Say so when rows of that schema cannot become items."""
+    """InvalidRequest if rows of that schema cannot be items."""
     if len(set(schema.names)) < len(schema.names):
         twice = next(name for name in schema.names if schema.names.count(name) > 1)
         raise InvalidRequest(f"the DataFrame has several columns {twice!r}; keep one")
@@ -137,12 +139,12 @@ def check_columns(schema: StructType, order: SortOrder) -> None:
             raise InvalidRequest(f"the column {field.name!r} is {field.dataType.simpleString()}; give {wanted}")
     if "payload" not in schema.names:
         raise InvalidRequest(
-            f"the DataFrame has no column 'payload' but {', '.join(schema.names) or 'none'}; name the one with the items so"
+            f"the DataFrame has no column 'payload' (it has {', '.join(schema.names) or 'none'}); give the column with the items this name"
         )
 
 
 def _wanted(name: str, kind: DataType) -> str:
-    """What the type of a column should be instead, or ""."""
+    """The type that a column should have instead; "" if its type is right."""
     try:
         found = to_arrow_type(kind, timezone="UTC")
     except PySparkException:  # a type that Arrow has no match for

@@ -1,1 +1,1 @@
-"""The jobs of the pipeline: each a plain function over a SparkSession, and a `penstock spark …` command."""
+"""The jobs of the Spark pipeline: each is a function that takes a SparkSession, and a command `penstock spark …`."""

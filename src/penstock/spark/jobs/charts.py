@@ -1,8 +1,8 @@
-"""The plots of a report, as SVG to be put into a page.
+"""The plots of a report, as SVG to embed in the page.
 
-Owns: how each is drawn, and the colours. No text of a user's is drawn (keys and reasons are tables of the page), so nothing here needs
-escaping or a font for every script. An SVG names nothing outside itself: letters stay text in the page's font, ids are unique in the page.
-matplotlib is imported when the first plot is drawn.
+Owns: the drawing and the colours. Plots contain no text from users (keys and reasons are in the page's tables), so
+nothing here needs escaping or special fonts. An SVG refers to nothing outside itself; its text stays text, in the
+page's font; its ids are unique in the page. matplotlib is imported when the first plot is drawn.
 """
 
 import io
@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.spark.jobs.report_metrics import Bucket, Percentiles, ReportMetrics
+from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics
 from penstock.spark.jobs.report_text import duration_text, step
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import timestamp
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 BLUE, GREEN, RED, GREY, INK, FAINT = "#2563eb", "#0f9d76", "#d9480f", "#98a2b3", "#344054", "#e4e7ec"
 RANKS = {"p99": ("#1e3a8a", 3.0), "p90": ("#4d93fb", 1.8), "p50": ("#a9ccfe", 1.2)}
-"""Colour and width of each percentile: of few items they are the same, and the thinner line is drawn upon the thicker."""
+"""Colour and width of each percentile. Lines may coincide; the thinner one is drawn over the thicker."""
 WIDE, HALF = 980, 480
 """Widths of plots, in points."""
 HEIGHT = 240
 FEW_POINTS = 40
-"""So few points of a line are marked one by one."""
+"""Up to this many points of a line get markers."""
 SHORTEST_SECONDS = 0.001
-"""What took less is drawn as this: a logarithm has no zero."""
+"""Shorter times are drawn as this: the axis is logarithmic."""
 MOST_ATTEMPTS = 10
 AGE_NAMES = ("< 1\ns", "1–10\ns", "10–60\ns", "1–10\nmin", "10–60\nmin", "1–6\nh", "6–24\nh", "1–7\nd", "> 7\nd")
-"""The classes that figures.AGES divides."""
+"""The labels of the classes between report_metrics.AGES."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-_SPAN_TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
+_DURATION_TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "penstock",
@@ -63,7 +63,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def require_matplotlib() -> None:
-    """Say before the work, not after it, that plots cannot be drawn."""
+    """InvalidRequest if matplotlib is not installed. Called before Spark starts to compute."""
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError as error:
@@ -73,39 +73,30 @@ def require_matplotlib() -> None:
 # -- over time ---------------------------------------------------------------------------------------
 
 
-def throughput(figures: ReportMetrics) -> str:
-    """What was produced, leased, completed and failed, by steps of time."""
+def throughput(metrics: ReportMetrics) -> str:
+    """Items produced, leased and completed, and failed attempts, per time step."""
     with _plot("throughput", WIDE, HEIGHT) as (axes, svg):
         for name, colour, line in (("produced", BLUE, "-"), ("leased", GREY, (0, (4, 2))), ("completed", GREEN, "-"), ("failed", RED, "-")):
-            counts = [getattr(one, name) for one in figures.buckets]
+            counts = [getattr(one, name) for one in metrics.buckets]
             if name != "failed" or any(counts):
-                axes.plot(_times(figures), counts, linestyle=line, color=colour, label=name, marker="o" if len(counts) <= 3 else "")
-        axes.set_ylabel(f"items per {step(figures.bucket_seconds)}")
+                axes.plot(_times(metrics), counts, linestyle=line, color=colour, label=name, marker="o" if len(counts) <= 3 else "")
+        axes.set_ylabel(f"items per {step(metrics.bucket_seconds)}")
         _counts_from_zero(axes)
-        _dates(axes, figures)
+        _dates(axes, metrics)
         _legend(axes)
         return svg()
 
 
-def waiting(figures: ReportMetrics) -> str:
-    """Percentiles of waiting, by steps of time."""
-    return _ranks("waiting", figures, lambda one: one.waiting)
-
-
-def handling(figures: ReportMetrics) -> str:
-    """Percentiles of handling, by steps of time."""
-    return _ranks("handling", figures, lambda one: one.handling)
-
-
-def _ranks(name: str, figures: ReportMetrics, of: Callable[[Bucket], Percentiles]) -> str:
+def percentiles(name: Literal["waiting", "handling"], metrics: ReportMetrics) -> str:
+    """Percentiles of the waiting or handling time, per time step."""
     with _plot(name, HALF, HEIGHT) as (axes, svg):
-        spreads = [of(one) for one in figures.buckets]
+        found: list[Percentiles] = [getattr(one, name) for one in metrics.buckets]
         for rank, (colour, width) in RANKS.items():
-            seconds = [max(getattr(one, rank), SHORTEST_SECONDS) if one.count else float("nan") for one in spreads]
-            axes.plot(_times(figures), seconds, color=colour, linewidth=width, label=rank, **_marks([one.count for one in spreads]))
+            seconds = [max(getattr(one, rank), SHORTEST_SECONDS) if one.count else float("nan") for one in found]
+            axes.plot(_times(metrics), seconds, color=colour, linewidth=width, label=rank, **_marks([one.count for one in found]))
         axes.set_yscale("log")
-        _span_ticks(axes, spreads)
-        _dates(axes, figures)
+        _duration_ticks(axes, found)
+        _dates(axes, metrics)
         _legend(axes)
         return svg()
 
@@ -113,51 +104,51 @@ def _ranks(name: str, figures: ReportMetrics, of: Callable[[Bucket], Percentiles
 # -- distributions -----------------------------------------------------------------------------------
 
 
-def attempts(figures: ReportMetrics) -> str:
-    """In which attempt items were completed, and given up."""
-    last = max((one.attempt for one in figures.attempts), default=1)
-    names = [str(number) for number in range(min(one.attempt for one in figures.attempts), min(last, MOST_ATTEMPTS) + 1)]
-    if last > MOST_ATTEMPTS:
+def attempts(metrics: ReportMetrics) -> str:
+    """In which attempt items were completed or buried. Attempts above MOST_ATTEMPTS share one bar."""
+    numbers = [one.attempt for one in metrics.attempts]
+    first = min(*numbers, MOST_ATTEMPTS)
+    names = [str(number) for number in range(first, min(max(numbers), MOST_ATTEMPTS) + 1)]
+    if max(numbers) > MOST_ATTEMPTS:
         names[-1] += "+"
-    first = int(names[0].rstrip("+"))
     completed, buried = [0] * len(names), [0] * len(names)
-    for one in figures.attempts:
+    for one in metrics.attempts:
         at = min(one.attempt, MOST_ATTEMPTS) - first
         completed[at] += one.completed
         buried[at] += one.buried
     with _plot("attempts", HALF, HEIGHT) as (axes, svg):
         axes.bar(names, completed, 0.7, color=GREEN, label="completed")
-        axes.bar(names, buried, 0.7, bottom=completed, color=RED, label="given up")
-        _tops(axes, names, [sum(both) for both in zip(completed, buried, strict=True)], buried)
+        axes.bar(names, buried, 0.7, bottom=completed, color=RED, label="buried")
+        _bar_labels(axes, names, [sum(both) for both in zip(completed, buried, strict=True)], buried)
         axes.set_xlabel("attempt")
         _counts_from_zero(axes)
         _legend(axes)
         return svg()
 
 
-def ages(figures: ReportMetrics) -> str:
-    """How long the ready items have been ready."""
-    last = max(place for place, one in enumerate(figures.ages) if one.items)
+def ages(metrics: ReportMetrics) -> str:
+    """How many items have been ready for how long."""
+    last = max(index for index, one in enumerate(metrics.ages) if one.items)
     names = AGE_NAMES[: last + 1]
-    counts = [one.items for one in figures.ages[: last + 1]]
+    counts = [one.items for one in metrics.ages[: last + 1]]
     with _plot("ages", HALF, HEIGHT) as (axes, svg):
         axes.bar(names, counts, 0.8, color=BLUE)
-        _tops(axes, names, counts)
+        _bar_labels(axes, names, counts)
         axes.set_ylabel("ready items")
         _counts_from_zero(axes)
         return svg()
 
 
-def partitions(figures: ReportMetrics) -> str:
+def partitions(metrics: ReportMetrics) -> str:
     """Items produced into each partition, and their mean."""
-    loads = figures.partitions
+    loads = metrics.partitions
     active = [one.items for one in loads if one.active]
     with _plot("partitions", HALF, HEIGHT) as (axes, svg):
-        places = range(len(loads))
-        axes.bar(places, [one.items for one in loads], 0.75, color=[BLUE if one.active else GREY for one in loads])
+        positions = range(len(loads))
+        axes.bar(positions, [one.items for one in loads], 0.75, color=[BLUE if one.active else GREY for one in loads])
         if len(loads) <= 16:
-            axes.set_xticks([*places], [str(one.partition) for one in loads])
-            _tops(axes, places, [one.items for one in loads])
+            axes.set_xticks([*positions], [str(one.partition) for one in loads])
+            _bar_labels(axes, positions, [one.items for one in loads])
         if len(active) > 1:
             axes.axhline(
                 sum(active) / len(active), color=INK, linewidth=0.8, linestyle=(0, (3, 3)), zorder=0.9, label="mean of active partitions"
@@ -172,16 +163,16 @@ def partitions(figures: ReportMetrics) -> str:
 # -- parts -------------------------------------------------------------------------------------------
 
 
-def _times(figures: ReportMetrics) -> list[Any]:
-    return [timestamp(one.at) for one in figures.buckets]
+def _times(metrics: ReportMetrics) -> list[Any]:
+    return [timestamp(one.at) for one in metrics.buckets]
 
 
 def _marks(counts: Sequence[int]) -> dict[str, Any]:
-    """A point between two steps without any would be a line of no length."""
+    """Markers if there are few points: a point without neighbours would draw no line."""
     return {"marker": "o"} if sum(1 for one in counts if one) <= FEW_POINTS else {}
 
 
-def _dates(axes: "Axes", figures: ReportMetrics) -> None:
+def _dates(axes: "Axes", metrics: ReportMetrics) -> None:
     from datetime import UTC, timedelta
 
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
@@ -189,8 +180,8 @@ def _dates(axes: "Axes", figures: ReportMetrics) -> None:
     locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-    if len(figures.buckets) == 1:  # there is no scale in one point
-        at, around = timestamp(figures.buckets[0].at), timedelta(seconds=2 * figures.bucket_seconds)
+    if len(metrics.buckets) == 1:  # one point gives no scale
+        at, around = timestamp(metrics.buckets[0].at), timedelta(seconds=2 * metrics.bucket_seconds)
         axes.set_xlim(at - around, at + around)  # type: ignore[arg-type]
 
 
@@ -202,33 +193,33 @@ def _counts_from_zero(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
-def _span_ticks(axes: "Axes", spreads: Sequence[Percentiles]) -> None:
+def _duration_ticks(axes: "Axes", found: Sequence[Percentiles]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    known = [one for one in spreads if one.count]
+    known = [one for one in found if one.count]
     low = max(min((one.p50 for one in known), default=1.0), SHORTEST_SECONDS)
     high = max([*(one.p99 for one in known), low])
-    begin = max((one for one in _SPAN_TICKS if one <= low), default=_SPAN_TICKS[0])
-    end = min((one for one in _SPAN_TICKS if one > high), default=high * 2)
+    begin = max((one for one in _DURATION_TICKS if one <= low), default=_DURATION_TICKS[0])
+    end = min((one for one in _DURATION_TICKS if one > high), default=high * 2)
     axes.set_ylim(begin * 0.9, end * 1.1)
-    axes.yaxis.set_major_locator(FixedLocator([one for one in _SPAN_TICKS if begin <= one <= end]))
+    axes.yaxis.set_major_locator(FixedLocator([one for one in _DURATION_TICKS if begin <= one <= end]))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda value, _: duration_text(value) if value > SHORTEST_SECONDS else f"≤ {duration_text(value)}")
     )
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _tops(axes: "Axes", places: Sequence[Any], counts: Sequence[int], given_up: Sequence[int] = ()) -> None:
-    """The number above each bar that there is, and how many of them were given up."""
-    for place, count, bad in zip_longest(places, counts, given_up, fillvalue=0):
+def _bar_labels(axes: "Axes", positions: Sequence[Any], counts: Sequence[int], buried: Sequence[int] = ()) -> None:
+    """Write above each bar its number, and how many of these items were buried."""
+    for position, count, bad in zip_longest(positions, counts, buried, fillvalue=0):
         if count:
             axes.annotate(
-                f"{count:,}" + (f"\n({bad:,} given up)" if bad else ""),
-                (place, count),
+                f"{count:,}" + (f"\n({bad:,} buried)" if bad else ""),
+                (position, count),
                 (0, 2),
                 textcoords="offset points",
                 ha="center",
-                fontsize=9 if len(places) <= 10 else 7,
+                fontsize=9 if len(positions) <= 10 else 7,
             )
 
 
@@ -238,7 +229,7 @@ def _legend(axes: "Axes") -> None:
 
 @contextmanager
 def _plot(name: str, width: int, height: int) -> Iterator[tuple["Axes", Callable[[], str]]]:
-    """Axes to draw on, and what gives the drawing."""
+    """Axes to draw on, and a function that gives the SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -249,7 +240,7 @@ def _plot(name: str, width: int, height: int) -> Iterator[tuple["Axes", Callable
 
 
 def _svg(figure: "Figure", name: str) -> str:
-    """The drawing alone: no prolog, no metadata, nothing that is or looks like an address."""
+    """The SVG element alone: without prolog, metadata and addresses."""
     whole = io.StringIO()
     figure.savefig(whole, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = whole.getvalue()

@@ -1,13 +1,13 @@
-"""Times between events, in Spark.
+"""Durations between events, computed in Spark.
 
-Owns: which events begin and end a wait and an attempt (`waits`, `attempts`), and under which name reasons are counted (`reason_class`).
-All of it is DataFrame functions: no event reaches the driver. Event times are columns of wall microseconds here. The wall may have been
-stepped back between two events: then no time passed.
+Owns: which events begin and end a wait and an attempt (`waits`, `attempts`), and the classes of reasons
+(`reason_class`). Everything is a DataFrame function: no event reaches the driver. Times are columns of wall-clock
+microseconds. If the clock was set back between two events, the duration is 0.
 
-waiting: from when an item became ready (produced, due, back from an attempt, brought back) to when it was leased, be it that nobody asked
-for items or that its key was busy.
-handling: from when an item was leased to when its holder settled it. A lease that ran out was not settled by anyone, and an item that came
-back with an earlier one of its key was not handled.
+waiting: from when an item became ready (produced, due, retried, redriven, …) to its lease; including the time in which
+its key was busy.
+handling: from an item's lease to when the holder settled it. Not counted: leases that expired, and items that were
+returned because an earlier item of their key failed.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -27,17 +27,17 @@ READY = tuple(
 )
 """Events that make an item ready."""
 SETTLED = tuple(one.value for one in (Transition.COMPLETED, Transition.RETRIED, Transition.DELAYED, Transition.BURIED))
-"""Events by which a holder settles an item; of some of them the lease says whether there was a holder."""
+"""Events by which a holder settles an item. Some also happen without a holder; then they have no lease."""
 LEASED, COMPLETED, LEASE_EXPIRED = Transition.LEASED.value, Transition.COMPLETED.value, Transition.LEASE_EXPIRED.value
 BURIED_EVENTS = (Transition.BURIED.value, Transition.TTL_EXPIRED.value)
 SPENT_BY_LEASE = f"{SPENT}: {RAN_OUT}"
 UNHANDLED = (RETURNED, SPENT_BY_LEASE, TTL_EXPIRED)
-"""Reasons that no holder gave: what they say ended the lease."""
+"""Reasons that Penstock gave, not a holder: they ended the lease."""
 LONGEST_REASON = 160
 
 
 def report_events(events: DataFrame) -> DataFrame:
-    """The columns of the events table that a report needs, times as microseconds."""
+    """The columns of table events that a report needs, with times as microseconds and NULL reasons as ""."""
     return events.select(*EVENT_COLUMNS).withColumn("at", F.unix_micros("at")).withColumn("reason", F.coalesce("reason", F.lit("")))
 
 
@@ -65,10 +65,10 @@ def is_lease_expiry() -> Column:
 
 
 def waits(events: DataFrame) -> DataFrame:
-    """Each lease of an item: when (`at`), and how long it had waited (`micros`); null where what is left of the log does not tell.
+    """Each lease of an item: when (`at`), and how long the item had waited (`micros`); NULL if the log no longer says.
 
-    One frame can hold several events of an item; a turn leases last. An item leased for the n-th time was made ready by something that knew
-    of n - 1 attempts: whatever knew of fewer is followed by events that retention took.
+    A frame can hold several events of an item; a turn leases last. Before the n-th lease, the event that made the item
+    ready has n - 1 attempts. If it has fewer, retention has removed the event that did.
     """
     item = Window.partitionBy("partition", "offset").orderBy("sequence", (F.col("event") == LEASED).cast("int"))
     made_ready = F.when(F.col("event").isin(*READY), F.struct("at", "attempt"))
@@ -82,13 +82,13 @@ def waits(events: DataFrame) -> DataFrame:
 
 
 def last_ready(events: DataFrame) -> DataFrame:
-    """When each item became `ready` last."""
+    """When each item last became ready (`ready`)."""
     made_ready = events.where(F.col("event").isin(*READY))
     return made_ready.groupBy("partition", "offset").agg(F.max_by("at", "sequence").alias("ready"))
 
 
 def attempts(events: DataFrame) -> DataFrame:
-    """Each attempt that its holder ended: of which item, when (`at`), and how long it took (`micros`)."""
+    """Each attempt that its holder ended: the item, when (`at`), and how long it took (`micros`)."""
     settles = F.col("event").isin(*SETTLED) & ~F.col("reason").isin(*UNHANDLED)
     return (
         events.where(F.col("lease").isNotNull() & ((F.col("event") == LEASED) | settles))
@@ -100,9 +100,9 @@ def attempts(events: DataFrame) -> DataFrame:
 
 
 def reason_class(reason: Column) -> Column:
-    """The name under which a reason is counted: its first line, with whatever tells one item from another left out.
+    """The class under which a reason is counted: its first line, with an ellipsis for long numbers and hexadecimal ids.
 
-    Long numbers and ids in hex become an ellipsis; codes such as "503" stay.
+    Short codes such as "503" stay.
     """
     line = F.trim(F.regexp_extract(reason, r"^\s*([^\r\n]*)", 1))
     for pattern in (
@@ -116,5 +116,5 @@ def reason_class(reason: Column) -> Column:
 
 
 def failure_class(reason: Column) -> Column:
-    """As `reason_class`; the last attempt of an item failed for the same reason as the ones before."""
+    """As `reason_class`, without the prefix of the last allowed attempt: its reason is that of earlier ones."""
     return reason_class(F.regexp_replace(reason, f"^{SPENT}(: |$)", ""))

@@ -1,7 +1,7 @@
-"""What an archive holds: which rows of which partitions lie in which files.
+"""The manifest of an archive: which rows of which partitions are in which files.
 
-Owns: `ArchiveManifest` and its JSON, and what is found out about files that were written (`look`) and done so that they stay (`sync`).
-A manifest is replaced whole, by a rename: a reader sees the one before or the one after.
+Owns: `ArchiveManifest` and its JSON, `describe_files`, which reads written files back, and `sync`.
+A manifest is replaced by a rename: a reader sees the old or the new one, never a part.
 """
 
 import os
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 class PartitionRange(msgspec.Struct, frozen=True):
-    """The rows of one partition: from which offset (of events: sequence) to which, both included. Retention may have left gaps."""
+    """The rows of one partition, from the first to the last offset (log sequence for events). There may be gaps."""
 
     partition: int
     first: int
@@ -28,7 +28,7 @@ class PartitionRange(msgspec.Struct, frozen=True):
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
-    """One Parquet file; its path is relative to that of the table."""
+    """One Parquet file; its path is relative to the table's folder."""
 
     path: str
     size_bytes: int
@@ -37,7 +37,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
 
 class ArchivedBatch(msgspec.Struct, frozen=True):
-    """What one micro-batch added, all at once."""
+    """The files of one micro-batch."""
 
     name: str
     archived_at: str
@@ -56,7 +56,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
     incarnation: str
     batches: list[ArchivedBatch] = []
     newest: str = ""
-    """The micro-batch that was entered last, also when it had no rows: a checkpoint that is ahead of it is another archive's."""
+    """The micro-batch entered last, even if it had no rows: a checkpoint beyond it is of another archive."""
     version: int = VERSION
 
     @property
@@ -64,7 +64,7 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return sum(batch.rows for batch in self.batches)
 
     def last_numbers(self) -> dict[int, int]:
-        """The last number that is archived, by partition."""
+        """The last archived offset or log sequence of each partition."""
         found: dict[int, int] = {}
         for batch in self.batches:
             for file in batch.files:
@@ -73,13 +73,13 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
         return found
 
     def with_batch(self, batch: ArchivedBatch) -> "ArchiveManifest":
-        """The same, with a batch; one of its name is replaced."""
+        """This manifest with a batch added; replaces a batch of the same name."""
         kept = [one for one in self.batches if one.name != batch.name]
         return msgspec.structs.replace(self, batches=[*kept, *([batch] if batch.files else [])], newest=batch.name)
 
 
 def read(path: str) -> ArchiveManifest | None:
-    """The manifest, if there is one."""
+    """The manifest; None if there is no file. CorruptLog if it cannot be decoded."""
     try:
         raw = read_file(SystemFiles(), path)
     except OSError as error:
@@ -89,14 +89,14 @@ def read(path: str) -> ArchiveManifest | None:
     try:
         found = msgspec.json.decode(raw, type=ArchiveManifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptLog(f"the manifest {path} cannot be read ({error}); bring it back from a copy") from error
+        raise CorruptLog(f"the manifest {path} cannot be read ({error}); restore it from a copy") from error
     if found.version > VERSION:
         raise CorruptLog(f"the manifest {path} has version {found.version}, this Penstock knows {VERSION}; use a newer Penstock")
     return found
 
 
 def write(path: str, manifest: ArchiveManifest) -> ArchiveManifest:
-    """Replace the manifest, durably."""
+    """Replace the manifest and sync it."""
     body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
     try:
         replace_file(SystemFiles(), os.path.dirname(path), os.path.basename(path), body)
@@ -106,11 +106,11 @@ def write(path: str, manifest: ArchiveManifest) -> ArchiveManifest:
 
 
 def describe_files(paths: Sequence[str], root: str, number: str) -> list[ArchivedFile]:
-    """Read back what was written: the ranges by the column `number`."""
-    return [_looked(path, root, number) for path in paths]
+    """Read written files back. Their ranges are those of the column `number`."""
+    return [_describe(path, root, number) for path in paths]
 
 
-def _looked(path: str, root: str, number: str) -> ArchivedFile:
+def _describe(path: str, root: str, number: str) -> ArchivedFile:
     table = pq.read_table(path, columns=["partition", number], partitioning=None)
     grouped = table.group_by("partition").aggregate([(number, "min"), (number, "max"), (number, "count")]).sort_by("partition")
     names = ("partition", f"{number}_min", f"{number}_max", f"{number}_count")
@@ -119,7 +119,7 @@ def _looked(path: str, root: str, number: str) -> ArchivedFile:
 
 
 def sync(paths: Sequence[str], root: str) -> None:
-    """Let files, and the folders down to them, be on the device: Spark does not."""
+    """Sync the files and the folders above them, up to the parent of `root`; Spark does not sync."""
     files = SystemFiles()
     folders = {os.path.dirname(path) for path in paths}
     folders |= {os.path.dirname(folder) for folder in folders} | {root, os.path.dirname(root)}

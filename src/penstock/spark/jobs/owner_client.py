@@ -1,6 +1,6 @@
-"""The owner of a broker's directory, asked to do something: this process, when nobody else is; else whoever is, through the inbox.
+"""Calls operations of a broker's owner: another process, or this one if the broker has no owner.
 
-Owns: `OwnerClient`. Either way the operation goes through the inbox, so there is one way in which it is done.
+Owns: `OwnerClient`. In both cases the operation goes through the directory's inbox, so there is one code path.
 """
 
 import threading
@@ -14,21 +14,21 @@ from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import BrokerLocked
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 OPEN_AGAIN = 1 * SECOND
-"""An owner may end while it is waited for: then this process takes over."""
+"""How often to try to open the broker: its owner may end while this process waits, which then becomes the owner."""
 
 
 class OwnerClient:
-    """Whoever owns a directory, as long as the block lasts."""
+    """A context manager; in its block, operations are done by the broker's owner."""
 
-    def __init__(self, target: BrokerRoots, timeout: float) -> None:
-        self._target = target
+    def __init__(self, roots: BrokerRoots, timeout: float) -> None:
+        self._roots = roots
         self._timeout = int(timeout * SECOND)
         self._clock = SystemClock()
         self._broker: Broker | None = None
         self._tried = 0
-        """When it was last tried to open the broker."""
+        """When this process last tried to open the broker."""
         self._home: Home
         self._incarnations: dict[str, int] = {}
 
@@ -36,7 +36,7 @@ class OwnerClient:
         self._open()
         with ExitStack() as stack:
             stack.callback(self._close)
-            self._home = stack.enter_context(closing(open_home(self._target, timeout=self._timeout, meanwhile=self._take_over)))
+            self._home = stack.enter_context(closing(open_home(self._roots, timeout=self._timeout, meanwhile=self._take_over)))
             self._stack = stack.pop_all()
         return self
 
@@ -54,16 +54,16 @@ class OwnerClient:
         return self._incarnations[queue]
 
     def call(self, operation: Operation[A]) -> A:
-        """Have it done, and give what came of it."""
+        """Call an operation and give its answer."""
         return self._home.call(operation)
 
     def wait_transfers(self) -> None:
-        """Where this process is the owner: let what was sent arrive before it closes, as far as that comes soon."""
+        """If this process is the owner, wait up to the timeout until transfers have arrived."""
         deadline, pause = self._clock.read().elapsed + self._timeout, threading.Event()
         while self._broker is not None and self._clock.read().elapsed < deadline:
             if not any(self._broker.queue(name).stats().transfers for name in self._incarnations):
                 return
-            pause.wait(LOOK_SECONDS)
+            pause.wait(POLL_SECONDS)
 
     def _take_over(self) -> None:
         if self._broker is None and self._clock.read().elapsed - self._tried >= OPEN_AGAIN:
@@ -72,6 +72,6 @@ class OwnerClient:
     def _open(self) -> None:
         self._tried = self._clock.read().elapsed
         try:
-            self._broker = open_broker(self._target[0], roots=list(self._target[1:]))
+            self._broker = open_broker(self._roots[0], roots=list(self._roots[1:]))
         except BrokerLocked:
             self._broker = None

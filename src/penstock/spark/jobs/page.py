@@ -1,11 +1,12 @@
-"""The report as a page.
+"""The report as one HTML file.
 
-Owns: `render`. One file with everything in it: it loads nothing, runs nothing (no script), and prints. Whatever comes from a queue (its
-name, keys, reasons) is escaped here, in `_text`, and nowhere else; everything else is this module's own or a plot.
+Owns: `render`. The file loads nothing, has no script, and can be printed. Text from the queue (its name, keys, reasons)
+is escaped in `_text`; everything else is written here or is a plot.
 """
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Literal
 
 from penstock.spark.jobs import charts
 from penstock.spark.jobs.findings import findings
@@ -55,11 +56,13 @@ footer { margin-top: 20px; }
 }
 """.replace("FONT", charts.FONT)
 
+FOOTER = "<footer>Made by penstock from the queue’s log, without payloads. This page loads nothing from anywhere.</footer>"
 
-def render(figures: ReportMetrics) -> str:
-    """The whole page."""
-    name = _text(figures.queue)
-    body = "\n".join([_header(figures), _tiles(figures), _findings(figures), *_sections(figures), _footer(figures)])
+
+def render(metrics: ReportMetrics) -> str:
+    """The HTML of the page."""
+    name = _text(metrics.queue)
+    body = "\n".join([_header(metrics), _tiles(metrics), _findings(metrics), *_sections(metrics), FOOTER])
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
         f'<meta name="referrer" content="no-referrer">\n<title>{name} · queue report</title>\n<style>{CSS}</style>\n</head>\n'
@@ -68,140 +71,128 @@ def render(figures: ReportMetrics) -> str:
 
 
 def _text(text: str) -> str:
-    """Text as HTML that shows it."""
+    """Escape text for HTML."""
     return escape(text, quote=True)
 
 
 # -- the top -----------------------------------------------------------------------------------------
 
 
-def _header(figures: ReportMetrics) -> str:
-    about = f"{_covers(figures)} Made {when(figures.made_at)}. All times are UTC."
-    return f"<header>\n<h1>Queue {_text(figures.queue)}</h1>\n<p>{about}</p>\n</header>"
+def _header(metrics: ReportMetrics) -> str:
+    about = f"{_covers(metrics)} Made {when(metrics.made_at)}. All times are UTC."
+    return f"<header>\n<h1>Queue {_text(metrics.queue)}</h1>\n<p>{about}</p>\n</header>"
 
 
-def _covers(figures: ReportMetrics) -> str:
-    asked = [f"{word} {when(at)}" for word, at in (("since", figures.since), ("until", figures.until)) if at is not None]
+def _covers(metrics: ReportMetrics) -> str:
+    asked = [f"{word} {when(at)}" for word, at in (("since", metrics.since), ("until", metrics.until)) if at is not None]
     limits = f" (asked for: {', '.join(asked)})" if asked else ""
-    if figures.first_at is None or figures.last_at is None:
+    if metrics.first_at is None or metrics.last_at is None:
         return f"No events{limits}."
-    return f"Events from {when(figures.first_at)} to {when(figures.last_at)}{limits}."
+    return f"Events from {when(metrics.first_at)} to {when(metrics.last_at)}{limits}."
 
 
-def _tiles(figures: ReportMetrics) -> str:
-    seconds = figures.span_seconds
-    peak = max((one.completed for one in figures.buckets), default=0)
+def _tiles(metrics: ReportMetrics) -> str:
+    seconds = metrics.span_seconds
+    peak = max((one.completed for one in metrics.buckets), default=0)
     tiles = [
-        ("produced", number(figures.produced), rate(figures.produced, seconds) + " on average" if seconds and figures.produced else ""),
-        ("completed", number(figures.completed), f"at most {rate(peak, figures.bucket_seconds)}" if peak else ""),
+        ("produced", number(metrics.produced), rate(metrics.produced, seconds) + " on average" if seconds and metrics.produced else ""),
+        ("completed", number(metrics.completed), f"at most {rate(peak, metrics.bucket_seconds)}" if peak else ""),
         (
             "not completed",
-            number(figures.failed),
-            f"{share(figures.failed, figures.settled)} of all attempts" if figures.settled else "",
+            number(metrics.failed),
+            f"{share(metrics.failed, metrics.settled)} of all attempts" if metrics.settled else "",
         ),
-        ("waiting, median", _time(figures.waiting, "p50"), f"p99 {_time(figures.waiting, 'p99')}" if figures.waiting.count else ""),
-        ("handling, median", _time(figures.handling, "p50"), f"p99 {_time(figures.handling, 'p99')}" if figures.handling.count else ""),
-        ("ready now", number(figures.ready), f"oldest {duration_text(figures.age.worst)}" if figures.ready else ""),
+        ("waiting, median", _time(metrics.waiting, "p50"), f"p99 {_time(metrics.waiting, 'p99')}" if metrics.waiting.count else ""),
+        ("handling, median", _time(metrics.handling, "p50"), f"p99 {_time(metrics.handling, 'p99')}" if metrics.handling.count else ""),
+        ("ready now", number(metrics.ready), f"oldest {duration_text(metrics.age.worst)}" if metrics.ready else ""),
         (
             "dead letters now",
-            number(figures.dead_letters),
-            f"{count_text(figures.buried, 'item')} given up in this time" if figures.buried else "",
+            number(metrics.dead_letters),
+            f"{count_text(metrics.buried, 'item')} buried in this time" if metrics.buried else "",
         ),
     ]
     drawn = (f'<div class="tile"><span>{name}</span><b>{value}</b><small>{more}</small></div>' for name, value, more in tiles)
     return f'<div class="tiles">\n{chr(10).join(drawn)}\n</div>'
 
 
-def _time(spread: Percentiles, rank: str) -> str:
-    return duration_text(getattr(spread, rank)) if spread.count else NOTHING
+def _time(overall: Percentiles, rank: str) -> str:
+    return duration_text(getattr(overall, rank)) if overall.count else NOTHING
 
 
-def _findings(figures: ReportMetrics) -> str:
-    lines = "".join(f"<li>{_text(one)}</li>" for one in findings(figures))
+def _findings(metrics: ReportMetrics) -> str:
+    lines = "".join(f"<li>{_text(one)}</li>" for one in findings(metrics))
     return f'<section class="findings">\n<h2>What stands out</h2>\n<ul>{lines}</ul>\n</section>'
-
-
-def _footer(figures: ReportMetrics) -> str:
-    return "<footer>Made by penstock from the queue’s log, without payloads. This page loads nothing from anywhere.</footer>"
 
 
 # -- sections ----------------------------------------------------------------------------------------
 
 
-def _sections(figures: ReportMetrics) -> Iterable[str]:
+def _sections(metrics: ReportMetrics) -> Iterable[str]:
     yield _section(
         "Throughput",
-        f"Items produced, leased and completed, and attempts not completed, per {step(figures.bucket_seconds)}." if figures.buckets else "",
-        charts.throughput(figures) if figures.buckets else _none("Nothing happened in this time."),
+        f"Items produced, leased and completed, and attempts not completed, per {step(metrics.bucket_seconds)}." if metrics.buckets else "",
+        charts.throughput(metrics) if metrics.buckets else _none("Nothing happened in this time."),
     )
-    yield _pair(_waiting(figures), _handling(figures))
-    yield _pair(_attempts(figures), _ages(figures))
-    yield _reasons(figures)
-    yield _pair(_hot_keys(figures), _busy_keys(figures))
-    yield _pair(_partitions(figures), _slots(figures))
-    yield _dead(figures)
-
-
-def _waiting(figures: ReportMetrics) -> str:
-    note = "From ready to leased; a key that was busy counts as waiting."
-    plot = charts.waiting(figures) + _spread_table(figures.waiting) if figures.waiting.count else _none("Nothing was leased in this time.")
-    return _section("Waiting time", note, plot)
-
-
-def _handling(figures: ReportMetrics) -> str:
-    note = "From leased to settled by its holder; leases that ran out are left out."
-    plot = (
-        charts.handling(figures) + _spread_table(figures.handling) if figures.handling.count else _none("Nothing was settled in this time.")
+    yield _pair(
+        _times("waiting", metrics.waiting, metrics, "From ready to leased; a key that was busy counts as waiting.", "leased"),
+        _times("handling", metrics.handling, metrics, "From leased to settled by its holder; expired leases are left out.", "settled"),
     )
-    return _section("Handling time", note, plot)
+    yield _pair(_attempts(metrics), _ages(metrics))
+    yield _reasons(metrics)
+    yield _pair(_hot_keys(metrics), _busy_keys(metrics))
+    yield _pair(_partitions(metrics), _slots(metrics))
+    yield _dead(metrics)
 
 
-def _spread_table(spread: Percentiles) -> str:
-    cells = [number(spread.count), *(duration_text(one) for one in (spread.p50, spread.p90, spread.p99, spread.worst))]
+def _times(name: Literal["waiting", "handling"], overall: Percentiles, metrics: ReportMetrics, note: str, event: str) -> str:
+    plot = charts.percentiles(name, metrics) + _percentile_table(overall) if overall.count else _none(f"Nothing was {event} in this time.")
+    return _section(f"{name.title()} time", note, plot)
+
+
+def _percentile_table(overall: Percentiles) -> str:
+    cells = [number(overall.count), *(duration_text(one) for one in (overall.p50, overall.p90, overall.p99, overall.worst))]
     return _table(("overall", "p50", "p90", "p99", "longest"), [cells], right=range(5))
 
 
-def _attempts(figures: ReportMetrics) -> str:
-    note = "In which attempt items were completed, or given up. Given up in attempt 0: nobody had tried."
-    if not any(one.attempt == 0 for one in figures.attempts):
-        note = "In which attempt items were completed, or given up."
+def _attempts(metrics: ReportMetrics) -> str:
+    note = "In which attempt items were completed or buried."
+    if any(one.attempt == 0 for one in metrics.attempts):
+        note += " Buried in attempt 0: never leased."
     return _section(
-        "Attempts", note, charts.attempts(figures) if figures.attempts else _none("No item was completed or given up in this time.")
+        "Attempts", note, charts.attempts(metrics) if metrics.attempts else _none("No item was completed or buried in this time.")
     )
 
 
-def _reasons(figures: ReportMetrics) -> str:
+def _reasons(metrics: ReportMetrics) -> str:
     note = (
-        f"Of {count_text(figures.failed, 'attempt')} that failed, were put back, or whose lease ran out. Long numbers and ids are left out."
+        f"Of {count_text(metrics.failed, 'attempt')} that failed, were retried, or whose lease expired. Long numbers and ids are left out."
     )
-    if not figures.reasons:
+    if not metrics.reasons:
         return _section("Why attempts were not completed", "", _none("Every attempt that ended completed its item."))
-    return _section(
-        "Why attempts were not completed", note, _reason_table(figures.reasons, figures.failed, figures.distinct_reasons, bad=True)
-    )
+    return _section("Why attempts were not completed", note, _reason_table(metrics.reasons, metrics.failed, metrics.distinct_reasons))
 
 
-def _hot_keys(figures: ReportMetrics) -> str:
-    if not figures.hot_keys:
+def _hot_keys(metrics: ReportMetrics) -> str:
+    if not metrics.hot_keys:
         return _section("Keys with most items", "", _none("No item of this time has a key."))
-    without = figures.items - figures.keyed_items
-    note = f"{count_text(figures.keys, 'key')} in {count_text(figures.keyed_items, 'item')}" + (
+    without = metrics.items - metrics.keyed_items
+    note = f"{count_text(metrics.keys, 'key')} in {count_text(metrics.keyed_items, 'item')}" + (
         f"; {number(without)} more without a key." if without else "."
     )
     rows = [
-        _key_row(one, one.items, figures.hot_keys[0].items, number(one.items), share(one.items, figures.items)) for one in figures.hot_keys
+        _key_row(one, one.items, metrics.hot_keys[0].items, number(one.items), share(one.items, metrics.items)) for one in metrics.hot_keys
     ]
     return _section("Keys with most items", note, _table(("key", "", "items", "of all"), rows, right=(2, 3), bars=1))
 
 
-def _busy_keys(figures: ReportMetrics) -> str:
-    if not figures.busy_keys:
+def _busy_keys(metrics: ReportMetrics) -> str:
+    if not metrics.busy_keys:
         return _section("Keys with most handling time", "", _none("No time was spent on items with a key."))
-    note = f"{duration_text(figures.keyed_handling_seconds)} in all were spent on items whose key is still known."
-    whole, most = figures.keyed_handling_seconds, figures.busy_keys[0].handling_seconds
+    note = f"{duration_text(metrics.keyed_handling_seconds)} in all were spent on items whose key is still known."
+    whole, most = metrics.keyed_handling_seconds, metrics.busy_keys[0].handling_seconds
     rows = [
         _key_row(one, one.handling_seconds, most, duration_text(one.handling_seconds), share(one.handling_seconds, whole))
-        for one in figures.busy_keys
+        for one in metrics.busy_keys
     ]
     return _section("Keys with most handling time", note, _table(("key", "", "time", "of all"), rows, right=(2, 3), bars=1))
 
@@ -210,54 +201,54 @@ def _key_row(one: KeyLoad, value: float, most: float, *cells: str) -> list[str]:
     return [f"<code>{_text(one.key)}</code>" if one.key else "<em>empty key</em>", _bar(value, most), *cells]
 
 
-def _partitions(figures: ReportMetrics) -> str:
-    active = sum(1 for one in figures.partitions if one.active)
-    note = f"The fullest of {count_text(active, 'active partition')} got {times(figures.imbalance)} the mean."
-    if any(not one.active for one in figures.partitions):
-        note += " Grey: partitions that take no more items."
-    if not figures.produced:
+def _partitions(metrics: ReportMetrics) -> str:
+    active = sum(1 for one in metrics.partitions if one.active)
+    note = f"The fullest of {count_text(active, 'active partition')} got {times(metrics.imbalance)} the mean."
+    if any(not one.active for one in metrics.partitions):
+        note += " Grey: retired partitions, which take no new items."
+    if not metrics.produced:
         return _section("Partitions", "", _none("Nothing was produced in this time."))
-    return _section("Partitions", note, charts.partitions(figures))
+    return _section("Partitions", note, charts.partitions(metrics))
 
 
-def _slots(figures: ReportMetrics) -> str:
-    if not figures.slots:
+def _slots(metrics: ReportMetrics) -> str:
+    if not metrics.slots:
         return _section("Busiest slots", "", _none("No item of this time has a key."))
-    note = f"{number(figures.slots_used)} of 16,384 slots had items. A slot lives in one partition, as a whole."
-    most = figures.slots[0].items
+    note = f"{number(metrics.slots_used)} of 16,384 slots had items. All keys of a slot are in one partition."
+    most = metrics.slots[0].items
     rows = [
         [
             str(one.slot),
             _bar(one.items, most),
             number(one.items),
-            share(one.items, figures.keyed_items),
+            share(one.items, metrics.keyed_items),
             number(one.keys),
             str(one.partition),
         ]
-        for one in figures.slots
+        for one in metrics.slots
     ]
     return _section(
         "Busiest slots", note, _table(("slot", "", "items", "of keyed", "keys", "partition"), rows, right=(0, 2, 3, 4, 5), bars=1)
     )
 
 
-def _ages(figures: ReportMetrics) -> str:
-    others = [f"{number(count)} {state}" for state, count in figures.states.items() if state != "ready"]
-    note = f"Now: {number(figures.ready)} ready" + (f", {', '.join(others)}" if others else "") + "."
-    if not figures.ready:
+def _ages(metrics: ReportMetrics) -> str:
+    others = [f"{number(count)} {state}" for state, count in metrics.states.items() if state != "ready"]
+    note = f"Now: {number(metrics.ready)} ready" + (f", {', '.join(others)}" if others else "") + "."
+    if not metrics.ready:
         return _section("Age of the backlog", _text(note), _none("No item is ready: there is no backlog."))
-    return _section("Age of the backlog", _text(note), charts.ages(figures) + _age_line(figures.age))
+    return _section("Age of the backlog", _text(note), charts.ages(metrics) + _age_line(metrics.age))
 
 
 def _age_line(age: Percentiles) -> str:
     return _table(("p50", "p90", "p99", "oldest"), [[duration_text(one) for one in (age.p50, age.p90, age.p99, age.worst)]], right=range(4))
 
 
-def _dead(figures: ReportMetrics) -> str:
-    if not figures.dead:
+def _dead(metrics: ReportMetrics) -> str:
+    if not metrics.dead:
         return _section("Dead letters", "", _none("There are none."))
-    note = f"Now: {count_text(figures.dead_letters, 'item')} given up and not redriven."
-    return _section("Dead letters", note, _reason_table(figures.dead, figures.dead_letters, figures.distinct_dead, bad=True))
+    note = f"Now: {count_text(metrics.dead_letters, 'item')} buried and not redriven."
+    return _section("Dead letters", note, _reason_table(metrics.dead, metrics.dead_letters, metrics.distinct_dead))
 
 
 # -- parts -------------------------------------------------------------------------------------------
@@ -280,7 +271,7 @@ def _bar(value: float, most: float) -> str:
     return f'<i style="width:{100 * value / most if most else 0:.1f}%"></i>'
 
 
-def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int, *, bad: bool) -> str:
+def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int) -> str:
     rows = [
         [
             _text(one.reason) if one.reason else "<em>no reason given</em>",
@@ -294,11 +285,11 @@ def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int, *, 
     rest = total - sum(one.count for one in reasons)
     if rest:
         rows.append([f"<em>{count_text(distinct - len(reasons), 'other reason')}</em>", "", number(rest), share(rest, total), ""])
-    return _table(("reason", "", "number", "of all", "last"), rows, right=(2, 3, 4), bars=1, bad=bad)
+    return _table(("reason", "", "number", "of all", "last"), rows, right=(2, 3, 4), bars=1, bad=True)
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = (), bars: int = -1, bad: bool = False) -> str:
-    """Cells are HTML."""
+    """An HTML table; its cells are HTML."""
     numeric = set(right)
 
     def cell(tag: str, at: int, content: str) -> str:

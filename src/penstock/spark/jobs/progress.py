@@ -1,7 +1,7 @@
-"""How far a job has come, and what Spark says when it cannot go on.
+"""The progress of a job, and the translation of Spark's errors.
 
-Owns: `Progress` (what a job tells whoever watches it), `watching`, which tells the tasks of the stages that run now, and `translate_spark_errors`,
-which turns Spark's errors into ours. A job that nobody watches tells nothing and starts no thread.
+Owns: `Progress`, the callback of a job; `report_task_progress`, which reports the finished tasks of the running stages;
+and `translate_spark_errors`, which turns Spark's errors into Penstock's. Without a callback no thread is started.
 """
 
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""What is being done, how much of it is done, and of how much (0: not known)."""
+"""Called with the name of the step, how much of it is done, and of how much (0: unknown)."""
 
 PAUSE_SECONDS = 0.25
 _OURS = re.compile(r"penstock\.words\.errors\.(\w+): (.+)")
@@ -33,25 +33,25 @@ _LONGEST = 300
 
 
 @contextmanager
-def report_task_progress(spark: "SparkSession", title: str, said: Progress | None) -> Iterator[None]:
-    """While the block runs, tell how many of the tasks of the running stages are done. Spark Connect does not say; then nothing is told."""
+def report_task_progress(spark: "SparkSession", title: str, progress: Progress | None) -> Iterator[None]:
+    """In the block, report how many tasks of the running stages are done; nothing with Spark Connect."""
     tracker = None
-    if said is not None:
+    if progress is not None:
         with suppress(PySparkException):
             tracker = spark.sparkContext.statusTracker()
-    if said is None or tracker is None:
+    if progress is None or tracker is None:
         yield
         return
     ended = threading.Event()
 
-    def look() -> None:
+    def report() -> None:
         while not ended.wait(PAUSE_SECONDS):
             stages = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number)) is not None]
             if stages:
-                said(title, sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
+                progress(title, sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages))
 
-    said(title, 0, 0)
-    watcher = threading.Thread(target=look, name="penstock-progress", daemon=True)
+    progress(title, 0, 0)
+    watcher = threading.Thread(target=report, name="penstock-progress", daemon=True)
     watcher.start()
     try:
         yield
@@ -62,7 +62,7 @@ def report_task_progress(spark: "SparkSession", title: str, said: Progress | Non
 
 @contextmanager
 def translate_spark_errors(doing: str) -> Iterator[None]:
-    """An error of Spark leaves the block as one of ours, which says what was being done."""
+    """Raise Spark's errors as PenstockErrors that say what was being done."""
     try:
         yield
     except (PenstockError, KeyboardInterrupt):
@@ -75,24 +75,24 @@ def translate_spark_errors(doing: str) -> Iterator[None]:
 
 
 def to_penstock_error(error: Exception, doing: str) -> PenstockError | None:
-    """What an error of Spark means to us; None when it is none of Spark's."""
+    """The PenstockError for an error of Spark; None if it is not Spark's."""
     if not isinstance(error, PySparkException) and type(error).__name__ not in ("Py4JJavaError", "Py4JError"):
         return None
     text = str(error)
     inner = _OURS.findall(text)
-    if inner:  # raised by our source in a Python process of Spark's
+    if inner:  # raised by the data source in one of Spark's Python processes
         kind = getattr(errors, inner[-1][0], StorageFailed)
         return kind(inner[-1][1].strip()) if issubclass(kind, PenstockError) else StorageFailed(inner[-1][1].strip())
     if isinstance(error, AnalysisException | ParseException):
-        return InvalidRequest(f"{doing} is not possible ({spark_message(error)}); mend that")
+        return InvalidRequest(f"{doing} is not possible ({spark_message(error)}); fix that")
     unreadable = _UNREADABLE.search(text)
     if unreadable is not None:
-        return StorageFailed(f"{doing} failed: {unreadable[1]} cannot be read ({spark_message(error)}); mend that file, or leave it out")
+        return StorageFailed(f"{doing} failed: {unreadable[1]} cannot be read ({spark_message(error)}); fix that file, or leave it out")
     return StorageFailed(f"{doing} failed ({spark_message(error)}); see the log of Spark, and try again")
 
 
 def spark_message(error: Exception) -> str:
-    """The gist of an error of Spark: one sentence, without codes. What went wrong in Python is told by the last line of its traceback."""
+    """The main sentence of an error of Spark, without codes; for an error in Python, the last line of its traceback."""
     text = str(error)
     raised = _RAISED.findall(text.partition(_TRACEBACK)[2])
     caused = _CAUSED.findall(text)

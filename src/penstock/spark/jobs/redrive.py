@@ -1,13 +1,14 @@
-"""Dead letters chosen by SQL, and sent back.
+"""The job `redrive`: redrives the dead letters that a SQL predicate selects.
 
-Owns: `redrive`, `RedriveResult` and `letters`, the table that a predicate is about. What is chosen is chosen once, by id; then exactly
-those go, in the order in which they lie, by the hand of whoever owns the broker: this process opens it if nobody has, else its owner is
-asked. A letter that somebody has taken or sent meanwhile is left alone and told.
+Owns: `redrive`, `RedriveResult` and `read_dead_letters`, the table of the predicate. The predicate is evaluated once;
+it gives ids. Exactly these dead letters are redriven, in the order of their offsets, by the broker's owner; if there is
+none, this process opens the broker. A dead letter that was leased or redriven meanwhile is left alone and reported.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from penstock.spark.broker_access import BrokerRoots, open_snapshot, parse_broke
 from penstock.spark.jobs.owner_client import OwnerClient
 from penstock.spark.jobs.progress import Progress, report_task_progress, spark_message, to_penstock_error
 from penstock.spark.queue_tables import QueueTables
+from penstock.spark.source import register
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
 from penstock.words.limits import check_range
@@ -48,19 +50,19 @@ class RedriveResult(msgspec.Struct, frozen=True):
 
     chosen: int
     items: int
-    """Those that were sent; of a preview none."""
+    """How many were redriven; 0 in a preview."""
     changed: list[str]
-    """Letters (queue and id) that were chosen, and not there to be sent any more, as far as can be told."""
+    """Selected dead letters (queue and id) that were no longer there. Known only of those that go to another queue."""
     to: dict[str, int]
-    """Chosen letters by the queue they go to."""
+    """How many go to which queue."""
     reasons: dict[str, int]
-    """Chosen letters by why they were given up."""
+    """How many were buried for which reason."""
     sample: list[DeadLetterSample]
     preview: bool
 
 
 class SelectedDeadLetter(NamedTuple):
-    """A chosen letter: where it lies, where it goes ("" is: in place), and since when it is dead."""
+    """A selected dead letter: where it is, the queue it goes to ("": its own), and when it was buried."""
 
     queue: str
     partition: int
@@ -71,7 +73,7 @@ class SelectedDeadLetter(NamedTuple):
 
 
 def read_dead_letters(spark: SparkSession, broker: str, queue: str) -> DataFrame:
-    """The dead letters of a queue, with payload_text (where the payload is text) and payload_json (a variant, where it is JSON)."""
+    """Table dead of a queue, with payload_text (NULL if not text) and payload_json (a variant; NULL if not JSON)."""
     found = spark.read.format("penstock").options(broker=broker, queue=queue, table="dead", includeHeaders="true").load()
     text = F.when(F.is_valid_utf8(F.col("payload").cast("string")), F.col("payload").cast("string"))
     return found.withColumn("payload_text", text).withColumn("payload_json", F.try_parse_json("payload_text"))
@@ -89,46 +91,47 @@ def redrive(
     timeout: float = 30.0,
     progress: Progress | None = None,
 ) -> RedriveResult:
-    """Send the dead letters of a queue back for which a SQL predicate is true.
+    """Redrive the dead letters of a queue for which a SQL predicate is true.
 
-    where: over the columns of table dead, payload_text and payload_json, such as
+    where: the predicate, over the columns of table dead, payload_text and payload_json, such as
         "reason like '%timeout%' and cast(payload_json:amount as double) > 100".
-    to: where they go; else where they came from. What was buried in place becomes ready there.
-    limit: no more than so many, those first that have been dead longest.
-    preview: change nothing; tell what would be sent.
-    timeout: how long the owner of the broker may take for a thousand letters, in seconds.
+    to: the queue they go to; else the queue they came from. Items buried in the queue itself become ready there.
+    limit: at most this many, those buried longest ago first.
+    preview: change nothing; give what would be redriven.
+    timeout: seconds that the broker's owner may take for a thousand dead letters.
     """
     check_arguments(broker, queue, where, to=to, limit=limit)
-    target = parse_broker(broker)
-    with QueueTables.open(target) as tables:
+    roots = parse_broker(broker)
+    with QueueTables.open(roots) as tables:
         info = tables.find(queue)
-        is_dead_queue = any(place.waiting and place.queue == queue for place in tables.dead_letter_partitions(info))
+        is_dead_queue = any(source.waiting and source.queue == queue for source in tables.dead_letter_partitions(info))
+    register(spark)
     table = _where(read_dead_letters(spark, broker, queue), where)
-    with report_task_progress(spark, "choosing", progress):
-        places = _chosen(table, where, queue, to, is_dead_queue)
+    with report_task_progress(spark, "selecting", progress):
+        selected = _select(table, where, queue, to, is_dead_queue)
     if limit is not None:
-        places = sorted(places, key=lambda place: (place.buried_at, place))[:limit]
-    places.sort()
-    reasons = Counter(place.reason for place in places)
-    there = Counter(place.to or place.queue for place in places)
-    if preview or not places:
-        sample = _sample(table, places) if places else []
-        return RedriveResult(len(places), 0, [], dict(there), dict(reasons.most_common()), sample, preview)
+        selected = sorted(selected, key=lambda letter: (letter.buried_at, letter))[:limit]
+    selected.sort()
+    reasons = Counter(letter.reason for letter in selected)
+    destinations = Counter(letter.to or letter.queue for letter in selected)
+    if preview or not selected:
+        sample = _sample(table, selected) if selected else []
+        return RedriveResult(len(selected), 0, [], dict(destinations), dict(reasons.most_common()), sample, preview)
     sent, changed = 0, []
-    with OwnerClient(target, timeout) as owner:
-        for done, batch in _batches(places):
+    with OwnerClient(roots, timeout) as owner:
+        for done, batch in _batches(selected):
             if progress is not None:
-                progress("redriving", done, len(places))
+                progress("redriving", done, len(selected))
             source, destination = owner.find(batch[0].queue), owner.find(batch[0].to or batch[0].queue)
             answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=destination))
             sent += answered
-            changed += _changed(target, source, batch) if answered < len(batch) else []
+            changed += _changed(roots, source, batch) if answered < len(batch) else []
         owner.wait_transfers()
-    return RedriveResult(len(places), sent, changed, dict(there), dict(reasons.most_common()), [], False)
+    return RedriveResult(len(selected), sent, changed, dict(destinations), dict(reasons.most_common()), [], False)
 
 
 def check_arguments(broker: str, queue: str, where: str, *, to: str | None = None, limit: int | None = None) -> None:
-    """Refuse whatever of the arguments can be found wrong without a Spark."""
+    """Check the arguments without Spark: InvalidRequest or QueueNotFound."""
     if not isinstance(where, str) or not where.strip():
         raise InvalidRequest('the predicate is empty; give one in SQL, such as "reason like \'%timeout%\'", or "true" for all')
     if limit is not None:
@@ -139,64 +142,64 @@ def check_arguments(broker: str, queue: str, where: str, *, to: str | None = Non
                 tables.find(name)
 
 
-# -- choosing ----------------------------------------------------------------------------------------
+# -- selecting ---------------------------------------------------------------------------------------
 
 
 def _where(table: DataFrame, where: str) -> DataFrame:
-    """The letters for which the predicate is true, once it is sure that it is one."""
-    predicate = f"({where}\n)"  # so that a word too many is an error: Spark takes "reason like" for a column called "like"
+    """The dead letters for which the predicate is true. InvalidRequest if it is not a predicate over these columns."""
+    predicate = f"({where}\n)"  # without the brackets Spark reads "reason like" as "reason AS like"
     try:
         kind = table.select(F.expr(predicate)).schema.fields[0].dataType
         if not isinstance(kind, T.BooleanType):
             raise InvalidRequest(f"the predicate {where!r:.200} is {kind.simpleString()}; give one that is true or false")
         found = table.filter(F.expr(predicate))
-        _ = found.schema  # with Spark Connect nothing is looked at before
+        _ = found.schema  # Spark Connect analyses the predicate only now
     except AnalysisException as error:
         raise InvalidRequest(
-            f"the predicate {where!r:.200} cannot be understood ({_typed(spark_message(error), where)}); {_hint(error)}"
+            f"the predicate {where!r:.200} cannot be understood ({_without_brackets(spark_message(error), where)}); {_hint(error)}"
         ) from error
     return found
 
 
-def _typed(said: str, where: str) -> str:
-    """What Spark says of a predicate; not of the brackets that stand around it, which nobody typed."""
+def _without_brackets(message: str, where: str) -> str:
+    """Spark's message about a predicate, without mention of the brackets that `_where` adds around it."""
     last = where.count("\n") + 2
-    if f"(line {last}, pos 1)" in said and "near end of input" in said:
+    if f"(line {last}, pos 1)" in message and "near end of input" in message:
         return "a '(' is not closed"
-    if f"(line {last}, pos 0)" in said and "near ')'" in said:
-        return "there is a ')' too many" if "extra input" in said else "it ends where something must follow"
-    return said
+    if f"(line {last}, pos 0)" in message and "near ')'" in message:
+        return "there is a ')' too many" if "extra input" in message else "it ends where something must follow"
+    return message
 
 
 def _hint(error: Exception) -> str:
-    return "cast what is taken of payload_json, such as cast(payload_json:id AS int)" if "VARIANT" in str(error) else "mend it"
+    return "cast what is taken of payload_json, such as cast(payload_json:id AS int)" if "VARIANT" in str(error) else "fix it"
 
 
-def _chosen(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[SelectedDeadLetter]:
+def _select(table: DataFrame, where: str, queue: str, to: str | None, is_dead_queue: bool) -> list[SelectedDeadLetter]:
     moment = F.coalesce(F.unix_micros("buried_at"), F.lit(0))
     columns = ("dead_queue", "dead_id", "origin_queue", moment.alias("buried_at"), F.coalesce("reason", F.lit("")).alias("reason"))
     try:
         rows = table.select(*columns).collect()
     except PySparkException as error:
-        found = to_penstock_error(error, "choosing dead letters")
+        found = to_penstock_error(error, "selecting dead letters")
         if found is None or "penstock.words.errors" in str(error):
             raise found or error from error
         raise InvalidRequest(
-            f"the predicate {where!r:.200} fails on a letter ({spark_message(error)}); mend it, perhaps with try_cast"
+            f"the predicate {where!r:.200} fails on a dead letter ({spark_message(error)}); fix it, perhaps with try_cast"
         ) from error
-    places = []
+    selected = []
     for row in rows:
-        there = to or (row.origin_queue if is_dead_queue else queue)
-        if there is None:
-            raise InvalidRequest(f"{row.dead_id} in {row.dead_queue!r} was not given up by any queue; say to which queue it goes with to")
-        there = "" if there == row.dead_queue else there
-        places.append(SelectedDeadLetter(row.dead_queue, *parse_id(row.dead_id), there, row.buried_at, row.reason))
-    return places
+        destination = to or (row.origin_queue if is_dead_queue else queue)
+        if destination is None:
+            raise InvalidRequest(f"{row.dead_id} in {row.dead_queue!r} does not come from another queue; give the queue it goes to with to")
+        destination = "" if destination == row.dead_queue else destination
+        selected.append(SelectedDeadLetter(row.dead_queue, *parse_id(row.dead_id), destination, row.buried_at, row.reason))
+    return selected
 
 
-def _sample(table: DataFrame, places: Sequence[SelectedDeadLetter]) -> list[DeadLetterSample]:
-    """The first of those that were chosen."""
-    ids = [f"{place.queue} {place.partition}-{place.offset}" for place in places[:SAMPLE]]
+def _sample(table: DataFrame, selected: Sequence[SelectedDeadLetter]) -> list[DeadLetterSample]:
+    """The first of the selected dead letters."""
+    ids = [f"{letter.queue} {letter.partition}-{letter.offset}" for letter in selected[:SAMPLE]]
     text = F.coalesce(F.col("payload_text"), F.concat(F.lit("0x"), F.hex(F.substring("payload", 1, SHOWN // 2))))
     columns = ("id", "dead_queue", "dead_id", F.col("key").cast("string").alias("key"), "reason", "attempts")
     some = table.filter(F.concat_ws(" ", "dead_queue", "dead_id").isin(ids)).select(*columns, F.substring(text, 1, SHOWN).alias("payload"))
@@ -204,39 +207,38 @@ def _sample(table: DataFrame, places: Sequence[SelectedDeadLetter]) -> list[Dead
     return [found[id] for id in ids if id in found]
 
 
-# -- sending -----------------------------------------------------------------------------------------
+# -- redriving ---------------------------------------------------------------------------------------
 
 
-def _batches(places: Sequence[SelectedDeadLetter]) -> Iterator[tuple[int, Sequence[SelectedDeadLetter]]]:
-    """Letters of one queue that go to one queue, in the order in which they lie; and how many were before."""
+def _batches(selected: Sequence[SelectedDeadLetter]) -> Iterator[tuple[int, Sequence[SelectedDeadLetter]]]:
+    """The dead letters in batches of one queue and one destination; with each, how many came before it."""
     start = 0
-    while start < len(places):
-        stop = start + 1
-        while (
-            stop < len(places) and stop - start < BATCH and (places[stop].queue, places[stop].to) == (places[start].queue, places[start].to)
-        ):
-            stop += 1
-        yield start, places[start:stop]
-        start = stop
+    for _, group in groupby(selected, key=lambda letter: (letter.queue, letter.to)):
+        letters = [*group]
+        for at in range(0, len(letters), BATCH):
+            yield start + at, letters[at : at + BATCH]
+        start += len(letters)
 
 
 def _items(batch: Sequence[SelectedDeadLetter]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for place in batch:
-        found.setdefault(place.partition, []).append(place.offset)
+    for letter in batch:
+        found.setdefault(letter.partition, []).append(letter.offset)
     return found
 
 
-def _changed(target: BrokerRoots, incarnation: int, batch: Sequence[SelectedDeadLetter]) -> list[str]:
-    """Of letters that did not all go, those that are still there or are done with: somebody has them, or had."""
-    left = []
-    with closing(open_snapshot(target)) as home:
-        for place in batch:
-            query = ExplainItem(queue=incarnation, partition=place.partition, offset=place.offset, follow=False)
+def _changed(roots: BrokerRoots, incarnation: int, batch: Sequence[SelectedDeadLetter]) -> list[str]:
+    """The dead letters of a batch that were not transferred. Unknown for those redriven within their queue."""
+    if not batch[0].to:
+        return []
+    changed = []
+    with closing(open_snapshot(roots)) as home:
+        for letter in batch:
+            query = ExplainItem(queue=incarnation, partition=letter.partition, offset=letter.offset, follow=False)
             try:
-                went = home.call(query).state in ("moving", "moved")
+                transferred = home.call(query).state in ("moving", "moved")
             except PenstockError:
-                went = False
-            if batch[0].to and not went:
-                left.append(f"{place.queue} {place.partition}-{place.offset}")
-    return left
+                transferred = False
+            if not transferred:
+                changed.append(f"{letter.queue} {letter.partition}-{letter.offset}")
+    return changed

@@ -1,7 +1,7 @@
-"""The report: how a queue does, as one HTML page that opens without a network.
+"""The job `report`: writes an HTML page about a queue, which opens without a network.
 
-Owns: `report`. It reads the tables of the data source `penstock` (no lock, only what is durable), has the figures computed in Spark
-(measure.py), and writes the page (page.py) in one piece.
+Owns: `report`. It reads the tables of the data source `penstock` (without a lock, only what is published), computes the
+metrics in Spark (report_queries.py), and writes the page (page.py) as one file.
 """
 
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.reports import QueueDescription
 from penstock.spark.broker_access import parse_broker
 from penstock.spark.jobs import charts, event_durations, page
 from penstock.spark.jobs.progress import Progress, translate_spark_errors
@@ -42,26 +41,27 @@ def report(
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> ReportMetrics:
-    """Write a page about a queue to `path`, and give the figures on it.
+    """Write a page about a queue to `path`; gives its metrics.
 
-    since, until: only what happened from the one and before the other; the backlog and dead letters are those of now in any case.
-    progress: told what is being done, and how much of all is done.
+    since, until: only events in this time. Backlog and dead letters are always those of now.
+    progress: called with the current step, its number and the number of steps.
     """
     charts.require_matplotlib()
     begin, end = _range(since, until)
-    place = _writable(Path(path))
-    target = os.fspath(broker)
-    info = _found(target, queue)
+    destination = _writable(Path(path))
+    directory = os.fspath(broker)
+    with QueueTables.open(parse_broker(directory)) as queues:
+        info = queues.find(queue)
     register(spark)
-    tables = ReportTables(**{name: _table(spark, target, queue, name) for name in COLUMNS})
-    frame = ReportRequest(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
+    tables = ReportTables(**{name: _table(spark, directory, queue, name) for name in COLUMNS})
+    request = ReportRequest(queue, (clock or SystemClock()).read().wall, list(info.active), begin, end)
     with translate_spark_errors(f"the report on {queue!r}"):
-        figures = compute_metrics(tables, frame, _teller(progress))
-    _write(place, page.render(figures))
-    return figures
+        metrics = compute_metrics(tables, request, _step_reporter(progress))
+    _write(destination, page.render(metrics))
+    return metrics
 
 
-def _teller(progress: Progress | None) -> Callable[[str], None]:
+def _step_reporter(progress: Progress | None) -> Callable[[str], None]:
     stages = [*STAGES]
     return lambda title: progress(title, stages.index(title), len(stages)) if progress is not None else None
 
@@ -74,32 +74,27 @@ def _range(since: datetime | float | None, until: datetime | float | None) -> tu
     return begin, end
 
 
-def _found(target: str, queue: str) -> QueueDescription:
-    with QueueTables.open(parse_broker(target)) as tables:
-        return tables.find(queue)
-
-
-def _table(spark: SparkSession, target: str, queue: str, table: str) -> DataFrame:
-    """What retention takes while it is read is left out: a report of the rest is better than none."""
-    given = {"broker": target, "queue": queue, "table": table, "columns": ",".join(COLUMNS[table]), "failOnDataLoss": "false"}
+def _table(spark: SparkSession, broker: str, queue: str, table: str) -> DataFrame:
+    """A table of the queue. Rows that retention removes while they are read are left out, without an error."""
+    given = {"broker": broker, "queue": queue, "table": table, "columns": ",".join(COLUMNS[table]), "failOnDataLoss": "false"}
     return spark.read.format(NAME).options(**given).load()
 
 
 def _writable(path: Path) -> Path:
-    """Found out before the work, not after it."""
+    """The path; InvalidRequest if no file can be written there. Called before Spark starts to compute."""
     if path.is_dir():
         raise InvalidRequest(f"{str(path)!r} is a directory; give the name of the file to write, such as report.html")
     if not path.parent.is_dir():
-        raise InvalidRequest(f"there is no directory {str(path.parent)!r}; make it, or give another place for the report")
+        raise InvalidRequest(f"there is no directory {str(path.parent)!r}; make it, or give another path for the report")
     return path
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole or not at all: whoever looks meanwhile sees the page that was there before."""
-    aside = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    """Write the page by a rename: a reader sees the old or the new page, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
-        aside.write_text(text, "utf-8")
-        aside.replace(path)
+        temporary.write_text(text, "utf-8")
+        temporary.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise InvalidRequest(f"the report cannot be written to {str(path)!r} ({error.strerror}); give another place") from error
+        temporary.unlink(missing_ok=True)
+        raise InvalidRequest(f"the report cannot be written to {str(path)!r} ({error.strerror}); give another path") from error

@@ -1,22 +1,22 @@
-"""What a report tells of a queue, as plain data.
+"""The metrics of a report, as plain data.
 
-Owns: `ReportMetrics` and its parts, and how keys and reasons are written in it. No Spark, no HTML.
-Times are wall microseconds (`…_at`) or seconds where the name says so. Payloads are nowhere in it.
+Owns: `ReportMetrics` and its parts, and how keys are written as text. No Spark, no HTML, no payloads.
+Times are wall-clock microseconds (`…_at`), or seconds if the name says so.
 """
 
 import msgspec
 
 STAGES = ("counting events", "times", "attempts and reasons", "keys", "backlog", "dead letters")
-"""How the figures are computed, one after the other."""
+"""The steps in which the metrics are computed, in their order."""
 TOP = 10
-"""How many keys, reasons and slots are named; the rest are counted together."""
+"""How many keys, reasons and slots are listed; the rest are only counted."""
 LONGEST_KEY = 80
 AGES = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400)
-"""Where one class of ages ends and the next begins, in seconds."""
+"""The limits between the classes of ages, in seconds."""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """How long something took: percentiles in seconds, by nearest rank."""
+    """Percentiles of durations, in seconds, by nearest rank."""
 
     count: int = 0
     p50: float = 0.0
@@ -26,22 +26,22 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """What happened within one step of time."""
+    """What happened in one time step."""
 
     at: int
-    """When the step begins."""
+    """The beginning of the step."""
     produced: int = 0
     leased: int = 0
     completed: int = 0
     failed: int = 0
     waiting: Percentiles = Percentiles()
-    """Of the items leased in it: from ready to leased."""
+    """From ready to leased, of the items leased in the step."""
     handling: Percentiles = Percentiles()
-    """Of the items settled in it: from leased to settled."""
+    """From leased to settled, of the items settled in the step."""
 
 
 class AttemptCount(msgspec.Struct, frozen=True):
-    """How many items were completed, and how many given up, in this attempt."""
+    """How many items were completed, and how many buried, in this attempt."""
 
     attempt: int
     completed: int = 0
@@ -49,23 +49,23 @@ class AttemptCount(msgspec.Struct, frozen=True):
 
 
 class ReasonCount(msgspec.Struct, frozen=True):
-    """How often something was the reason."""
+    """How often a reason was given."""
 
     reason: str
-    """Empty when none was given."""
+    """Empty if no reason was given."""
     count: int
     last_at: int = 0
 
 
 class KeyLoad(msgspec.Struct, frozen=True):
-    """What a key asked for."""
+    """The load of one key."""
 
     key: str
     """As `key_text` writes it."""
     items: int
-    """Produced in the time of the report."""
+    """Items produced in the time of the report."""
     handling_seconds: float
-    """Spent on it in that time, all attempts together."""
+    """Handling time of its items in that time, all attempts together."""
 
 
 class PartitionLoad(msgspec.Struct, frozen=True):
@@ -74,52 +74,52 @@ class PartitionLoad(msgspec.Struct, frozen=True):
     partition: int
     items: int
     active: bool = True
-    """Whether it takes items now."""
+    """Whether it is not retired."""
 
 
 class SlotLoad(msgspec.Struct, frozen=True):
-    """How many items a slot's keys had."""
+    """How many items and keys a slot has."""
 
     slot: int
     partition: int
-    """Where the newest of them lies."""
+    """The partition of the newest item."""
     items: int
     keys: int
 
 
 class AgeBucket(msgspec.Struct, frozen=True):
-    """How many ready items have been so for this long."""
+    """How many items have been ready for this long."""
 
     from_seconds: float
     to_seconds: float | None
-    """None: or longer."""
+    """None: no upper limit."""
     items: int
 
 
 class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a report tells."""
+    """All numbers of a report."""
 
     queue: str
     made_at: int
     since: int | None = None
-    """The time that was asked for; None: all that is known."""
+    """The time of the report, as requested; None: no limit."""
     until: int | None = None
     first_at: int | None = None
-    """The first and the last event of that time; None when there is none."""
+    """The first and the last event in that time; None if there is none."""
     last_at: int | None = None
 
     produced: int = 0
     leased: int = 0
     completed: int = 0
     failed: int = 0
-    """Attempts that ended otherwise: retried, given up, or their lease ran out."""
+    """Attempts that ended without completing the item: retried, buried, or the lease expired."""
     leases_expired: int = 0
     buried: int = 0
-    """Items given up, also those whose ttl ended."""
+    """Items buried, including those whose ttl ended."""
     items_before_log: int = 0
-    """Items that were there before what is left of the log begins."""
+    """Items produced before the first retained event of the log."""
     leases_without_wait: int = 0
-    """Leases of the time whose beginning of waiting is not told any more."""
+    """Leases in that time whose item became ready before the first retained event."""
 
     bucket_seconds: float = 0.0
     buckets: list[Bucket] = []
@@ -131,43 +131,43 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     distinct_reasons: int = 0
 
     items: int = 0
-    """Items of the time whose key can still be read; all that follows counts these."""
+    """Items of that time that are still readable; the metrics of keys and slots count these."""
     keyed_items: int = 0
     keys: int = 0
     hot_keys: list[KeyLoad] = []
-    """By items."""
+    """The keys with most items."""
     busy_keys: list[KeyLoad] = []
-    """By the time spent on them."""
+    """The keys with most handling time."""
     keyed_handling_seconds: float = 0.0
     slots: list[SlotLoad] = []
-    """The busiest."""
+    """The slots with most items."""
     slots_used: int = 0
     partitions: list[PartitionLoad] = []
 
     states: dict[str, int] = {}
-    """Items that are not resolved, and buried ones, by state: now, whatever time was asked for."""
+    """Items that are not completed, by state: now, whatever the time of the report."""
     ages: list[AgeBucket] = []
     age: Percentiles = Percentiles()
-    """Of the ready items."""
+    """How long the ready items have been ready."""
     dead: list[ReasonCount] = []
-    """Dead letters, now."""
+    """The reasons of the dead letters, now."""
     distinct_dead: int = 0
     dead_letters: int = 0
 
     @property
     def imbalance(self) -> float:
-        """Items of the fullest active partition, as a multiple of their mean; 1 is even."""
+        """Items of the fullest active partition, divided by the mean of the active partitions; 1 is even."""
         loads = [one.items for one in self.partitions if one.active]
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
     @property
     def settled(self) -> int:
-        """Attempts that ended."""
+        """How many attempts ended."""
         return self.completed + self.failed
 
     @property
     def span_seconds(self) -> float:
-        """How long the time is that the events cover."""
+        """The time between the first and the last event."""
         return 0.0 if self.first_at is None or self.last_at is None else (self.last_at - self.first_at) / 1e6
 
     @property
@@ -176,7 +176,7 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_text(key: bytes) -> str:
-    """A key in one line: its text, or, where it is none, its bytes in hex."""
+    """A key as one line of text; in hexadecimal if it is not UTF-8."""
     try:
         text = printable(key.decode())
     except UnicodeDecodeError:
@@ -185,5 +185,5 @@ def key_text(key: bytes) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with everything escaped that is not a printable character."""
+    """Text with escapes for characters that are not printable."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)

@@ -1,7 +1,7 @@
-"""The figures of a report, computed in Spark.
+"""Computes the metrics of a report in Spark.
 
-Owns: `ReportTables` (what a report reads) and `measure`. Every figure is a DataFrame aggregation; what reaches the driver is at most a few
-hundred rows each. Nothing here knows where the tables come from, so that figures can be tested on rows made by hand.
+Owns: `ReportTables` (what a report reads) and `compute_metrics`. Every metric is a DataFrame aggregation; at most a few
+hundred rows of each reach the driver. The tables are arguments, so that tests can give rows made by hand.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -38,19 +38,19 @@ STEPS = (
     *(number * HOUR for number in (1, 2, 3, 6, 12)),
     *(number * DAY for number in (1, 2, 7, 14, 28)),
 )
-"""How long a step of time may be."""
+"""The possible lengths of a time step."""
 MOST_BUCKETS = 60
 MANY_REASONS = 1_000
 FEW_TASKS = 16
-"""What is kept of an aggregation is kept in so many pieces: Spark does not size them by itself, and hundreds of tiny ones cost seconds."""
+"""The number of partitions of a cached aggregation. Spark would make hundreds of tiny ones, which costs seconds."""
 RANKS = (0.5, 0.9, 0.99)
 
 
 class ReportTables(NamedTuple):
-    """The tables of a queue, as the data source `penstock` gives them; only these columns are needed."""
+    """The tables of a queue, as the data source `penstock` gives them, with the columns that a report needs."""
 
     events: DataFrame
-    """spans.EVENT_COLUMNS"""
+    """event_durations.EVENT_COLUMNS"""
     items: DataFrame
     """partition, offset, key, produced_at"""
     state: DataFrame
@@ -60,39 +60,39 @@ class ReportTables(NamedTuple):
 
 
 class ReportRequest(NamedTuple):
-    """What is asked."""
+    """Queue and time of a report."""
 
     queue: str
     now: int
     active: list[int]
-    """The partitions that take items."""
+    """The active partitions."""
     since: int | None = None
     until: int | None = None
 
 
-def compute_metrics(tables: ReportTables, frame: ReportRequest, begin: Callable[[str], None] = lambda _: None) -> ReportMetrics:
-    """Compute everything. `begin` is called with each of STAGES when it begins."""
+def compute_metrics(tables: ReportTables, request: ReportRequest, begin: Callable[[str], None] = lambda _: None) -> ReportMetrics:
+    """Compute all metrics. `begin` is called with each of STAGES when it begins."""
     stages = iter(STAGES)
     begin(next(stages))
     with kept(event_durations.report_events(tables.events)) as events:
-        found = _overview(events, frame)
+        found = _overview(events, request)
         begin(next(stages))
-        found |= _over_time(events, frame, found["first_at"], found["last_at"])
+        found |= _over_time(events, request, found["first_at"], found["last_at"])
         begin(next(stages))
-        found |= _attempts(events, frame) | _reasons(events, frame)
+        found |= _attempts(events, request) | _reasons(events, request)
         begin(next(stages))
-        with kept(_by_key(tables.items, events, frame)) as keys:
+        with kept(_by_key(tables.items, events, request)) as keys:
             found |= _keys(keys)
         begin(next(stages))
-        found |= _backlog(tables.state, events, frame)
+        found |= _backlog(tables.state, events, request)
     begin(next(stages))
     found |= _dead(tables.dead)
-    return ReportMetrics(queue=frame.queue, made_at=frame.now, since=frame.since, until=frame.until, **found)
+    return ReportMetrics(queue=request.queue, made_at=request.now, since=request.since, until=request.until, **found)
 
 
 @contextmanager
 def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """Computed once for several questions."""
+    """Cache a DataFrame for several queries in the block."""
     frame.persist()
     try:
         yield frame
@@ -103,8 +103,8 @@ def kept(frame: DataFrame) -> Iterator[DataFrame]:
 # -- events ------------------------------------------------------------------------------------------
 
 
-def _overview(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
-    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+def _overview(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), request.since, request.until)
     event = F.col("event")
 
     def number(condition: Column) -> Column:
@@ -121,31 +121,31 @@ def _overview(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
             number(event_durations.is_failure()).alias("failed"),
             number(event_durations.is_lease_expiry()).alias("leases_expired"),
             number(event.isin(*event_durations.BURIED_EVENTS)).alias("buried"),
-            (F.max("offset") + 1 - F.count_if(event.isin(*event_durations.ARRIVED))).alias("untold"),
+            (F.max("offset") + 1 - F.count_if(event.isin(*event_durations.ARRIVED))).alias("items_before_log"),
         )
         .collect()
     )
-    sums = ("produced", "leased", "completed", "failed", "leases_expired", "buried", "untold")
+    sums = ("produced", "leased", "completed", "failed", "leases_expired", "buried", "items_before_log")
     loads = {row.partition: row.produced for row in rows}
-    partitions = sorted({*frame.active, *(number for number, items in loads.items() if items)})
+    partitions = sorted({*request.active, *(number for number, items in loads.items() if items)})
     return {
         "first_at": min((row.first_at for row in rows if row.first_at is not None), default=None),
         "last_at": max((row.last_at for row in rows if row.last_at is not None), default=None),
-        "partitions": [PartitionLoad(number, loads.get(number, 0), number in frame.active) for number in partitions],
+        "partitions": [PartitionLoad(number, loads.get(number, 0), number in request.active) for number in partitions],
         **{name: sum(row[name] for row in rows) for name in sums},
     }
 
 
 def step_for(span: int) -> int:
-    """The step by which to divide a span of microseconds."""
+    """The length of the time steps for a range, both in microseconds."""
     return next((one for one in STEPS if span < one * MOST_BUCKETS), (span // (MOST_BUCKETS * DAY) + 1) * DAY)
 
 
-def _over_time(events: DataFrame, frame: ReportRequest, first_at: int | None, last_at: int | None) -> dict[str, Any]:
+def _over_time(events: DataFrame, request: ReportRequest, first_at: int | None, last_at: int | None) -> dict[str, Any]:
     if first_at is None or last_at is None:
         return {}
     width = step_for(last_at - first_at)
-    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+    asked = event_durations.within(F.col("at"), request.since, request.until)
     bucket = F.floor(F.col("at") / width).cast("long").alias("bucket")
     event = F.col("event")
     counts = (
@@ -159,8 +159,8 @@ def _over_time(events: DataFrame, frame: ReportRequest, first_at: int | None, la
         )
         .collect()
     )
-    waits, unmeasured = _spreads(event_durations.waits(events).where(asked), bucket)
-    attempts, _ = _spreads(event_durations.attempts(events).where(asked), bucket)
+    waits, unknown = _percentiles(event_durations.waits(events).where(asked), bucket)
+    attempts, _ = _percentiles(event_durations.attempts(events).where(asked), bucket)
     happened = {row.bucket: row for row in counts}
     numbers = range(first_at // width, last_at // width + 1)
     return {
@@ -168,7 +168,7 @@ def _over_time(events: DataFrame, frame: ReportRequest, first_at: int | None, la
         "buckets": [_bucket(number * width, happened.get(number), waits.get(number), attempts.get(number)) for number in numbers],
         "waiting": waits.get(None, Percentiles()),
         "handling": attempts.get(None, Percentiles()),
-        "unmeasured": unmeasured,
+        "leases_without_wait": unknown,
     }
 
 
@@ -177,8 +177,8 @@ def _bucket(at: int, row: Row | None, waiting: Percentiles | None, handling: Per
     return Bucket(at, produced, leased, completed, failed, waiting or Percentiles(), handling or Percentiles())
 
 
-def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Percentiles], int]:
-    """By bucket, and under None of all; and how many are not known."""
+def _percentiles(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Percentiles], int]:
+    """Percentiles by bucket, and of all rows under None; and the number of rows without a duration."""
     ranks = F.percentile_approx("micros", list(RANKS))
     rows = (
         times.withColumn("bucket", bucket)
@@ -186,17 +186,17 @@ def _spreads(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Percent
         .agg(F.count("micros").alias("known"), F.count(F.lit(1)).alias("all"), ranks.alias("ranks"), F.max("micros").alias("worst"))
         .collect()
     )
-    found = {row.bucket: _spread(row.known, row.ranks, row.worst) for row in rows if row.known}
+    found = {row.bucket: _percentiles_of(row.known, row.ranks, row.worst) for row in rows if row.known}
     return found, sum(row.all - row.known for row in rows if row.bucket is None)
 
 
-def _spread(count: int, ranks: Iterable[int], worst: int) -> Percentiles:
+def _percentiles_of(count: int, ranks: Iterable[int], worst: int) -> Percentiles:
     p50, p90, p99 = (micros / SECOND for micros in ranks)
     return Percentiles(count, p50, p90, p99, worst / SECOND)
 
 
-def _attempts(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
-    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+def _attempts(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), request.since, request.until)
     event = F.col("event")
     rows = (
         events.where(asked & event.isin(event_durations.COMPLETED, *event_durations.BURIED_EVENTS))
@@ -210,8 +210,8 @@ def _attempts(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
     return {"attempts": sorted((AttemptCount(row.attempt, row.completed, row.buried) for row in rows), key=lambda one: one.attempt)}
 
 
-def _reasons(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
-    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+def _reasons(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
+    asked = event_durations.within(F.col("at"), request.since, request.until)
     failures = events.where(asked & event_durations.is_failure()).select(
         event_durations.failure_class(F.col("reason")).alias("reason"), "at"
     )
@@ -220,7 +220,7 @@ def _reasons(events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
 
 
 def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
-    """Of rows of `reason` and `at`: the most frequent reasons, how many there are, and how many rows."""
+    """For rows of `reason` and `at`: the most frequent reasons, the number of reasons, and the number of rows."""
     counted = rows.groupBy("reason").agg(F.count(F.lit(1)).alias("number"), F.max("at").alias("last_at"))
     found = counted.orderBy(F.desc("number"), "reason").limit(MANY_REASONS).collect()
     top = [ReasonCount(printable(row.reason), row.number, row.last_at or 0) for row in found[:TOP]]
@@ -233,9 +233,9 @@ def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
 # -- keys --------------------------------------------------------------------------------------------
 
 
-def _by_key(items: DataFrame, events: DataFrame, frame: ReportRequest) -> DataFrame:
-    """Each key (null: none) with its items of the time, the microseconds spent on it, and where its newest item lies."""
-    asked = event_durations.within(F.col("at"), frame.since, frame.until)
+def _by_key(items: DataFrame, events: DataFrame, request: ReportRequest) -> DataFrame:
+    """Each key (NULL: none) with its items in the time, its handling microseconds, and its newest item's partition."""
+    asked = event_durations.within(F.col("at"), request.since, request.until)
     spent = event_durations.attempts(events).where(asked).groupBy("partition", "offset").agg(F.sum("micros").alias("spent"))
     known = items.select("partition", "offset", "key", F.unix_micros("produced_at").alias("at"))
     return (
@@ -292,15 +292,15 @@ def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
 # -- now ---------------------------------------------------------------------------------------------
 
 
-def _backlog(state: DataFrame, events: DataFrame, frame: ReportRequest) -> dict[str, Any]:
-    """An item's age is the time since it became ready; if that is not told any more, since it was produced."""
+def _backlog(state: DataFrame, events: DataFrame, request: ReportRequest) -> dict[str, Any]:
+    """States and ages of the items. An age counts from when the item became ready; if unknown, from production."""
     since = F.coalesce("ready", F.unix_micros("produced_at"))
-    age = F.when(F.col("state") == "ready", F.greatest(F.lit(frame.now) - since, F.lit(0)))
+    age = F.when(F.col("state") == "ready", F.greatest(F.lit(request.now) - since, F.lit(0)))
     with kept(
         state.join(event_durations.last_ready(events), ["partition", "offset"], "left").select("state", age.alias("micros"))
     ) as found:
         states = found.groupBy("state").count().collect()
-        spread = _one(
+        ages = _one(
             found.agg(
                 F.count("micros").alias("known"),
                 F.percentile_approx("micros", list(RANKS)).alias("ranks"),
@@ -310,12 +310,12 @@ def _backlog(state: DataFrame, events: DataFrame, frame: ReportRequest) -> dict[
         )
     return {
         "states": {row.state: row["count"] for row in sorted(states, key=lambda row: str(row.state))},
-        "age": _spread(spread.known, spread.ranks, spread.worst) if spread.known else Percentiles(),
+        "age": _percentiles_of(ages.known, ages.ranks, ages.worst) if ages.known else Percentiles(),
         "ages": [
-            AgeBucket(start, stop, spread[f"from_{start}"] - (spread[f"from_{stop}"] if stop is not None else 0))
+            AgeBucket(start, stop, ages[f"from_{start}"] - (ages[f"from_{stop}"] if stop is not None else 0))
             for start, stop in zip((0, *AGES), (*AGES, None), strict=True)
         ]
-        if spread.known
+        if ages.known
         else [],
     }
 
@@ -327,5 +327,5 @@ def _dead(dead: DataFrame) -> dict[str, Any]:
 
 
 def _one(frame: DataFrame) -> Row:
-    """The one row of an aggregation of everything."""
+    """The only row of an aggregation."""
     return frame.collect()[0]

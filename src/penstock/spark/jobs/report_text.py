@@ -1,7 +1,4 @@
-"""Numbers and times as a report writes them.
-
-Owns: those words. Pure; all times are UTC.
-"""
+"""Numbers and times as text, as a report writes them. All times are UTC."""
 
 from penstock.words.values import timestamp
 
@@ -14,12 +11,12 @@ def number(value: int) -> str:
 
 
 def count_text(value: int, one: str, many: str = "") -> str:
-    """ "1 item", "2,000 items"."""
+    """A number with its noun: "1 item", "2,000 items"."""
     return f"{value:,} {one if value == 1 else many or one + 's'}"
 
 
 def share(part: float, whole: float) -> str:
-    """A part in per cent, never rounded to all or nothing."""
+    """A part in per cent. Only a real 0 % or 100 % is written so."""
     if not whole:
         return NOTHING
     percent = 100 * part / whole
@@ -33,7 +30,7 @@ def share(part: float, whole: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A length of time with two or three digits: "0", "350 µs", "12 ms", "1.5 s", "3 min 20 s", "2 d 4 h"."""
+    """A duration with two or three digits: "0", "350 µs", "12 ms", "1.5 s", "3 min 20 s", "2 d 4 h"."""
     if seconds <= 0:
         return "0"
     for limit, factor, unit in ((0.000_999_5, 1e6, "µs"), (0.999_5, 1e3, "ms"), (59.95, 1, "s")):
@@ -48,7 +45,7 @@ def duration_text(seconds: float) -> str:
 
 
 def step(seconds: float) -> str:
-    """A step of time, as in "per 5 min"."""
+    """A time step, as in "per 5 min"."""
     for size, unit in (*_SPANS, (1, "s")):
         if seconds >= size:
             times = seconds / size
@@ -57,7 +54,7 @@ def step(seconds: float) -> str:
 
 
 def rate(count: float, seconds: float) -> str:
-    """So many in that time, by the second, minute, hour or day: the first in which there is at least one."""
+    """A rate per second, minute, hour or day: the first unit in which it is at least 1."""
     for size, unit in ((1, "s"), (60, "min"), (3_600, "h"), (86_400, "d")):
         value = count / seconds * size
         if value >= 1 or unit == "d":
@@ -66,7 +63,7 @@ def rate(count: float, seconds: float) -> str:
 
 
 def when(at: int) -> str:
-    """A time of day and date; the page says that it is UTC."""
+    """A date and time, in UTC."""
     return timestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 

@@ -1,8 +1,8 @@
-"""Rows of files as items: which column becomes what, and what is wrong with a row that cannot be one.
+"""Maps the rows of files to the columns of items, and finds the rows that cannot be items.
 
-Owns: `ColumnMapping` (what the caller chose), `REASONS` (every way in which a row can be wrong, in the order in which it is looked for) and
-`checked`, which gives every row the columns of an item and, where it cannot be one, a reason.
-What passes here is what the writer takes (api/arrow.py): one bad row must not fail a whole write.
+Owns: `ColumnMapping` (the caller's choice of columns), `REASONS` (why a row cannot be an item; the first that applies
+is given) and `map_rows`. Rows without a reason must pass the writer's checks (api/arrow.py): one bad row would fail the
+whole write.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,16 +44,16 @@ REASONS: Final = (
 
 
 class ColumnMapping(msgspec.Struct, frozen=True):
-    """Which columns become what. Without a payload column, named here or called so, the payload is the row as JSON."""
+    """Which columns become which fields. Without a payload column, the payload is the row as JSON."""
 
     payload: str | None = None
     key: str | None = None
     reference: str | None = None
     kind: str | None = None
-    """A word for all items, not a column."""
+    """The kind of all items; not a column."""
 
     def columns(self, found: Sequence[str]) -> dict[str, str]:
-        """field of an item → column, in a source with these columns."""
+        """The columns by field of an item, for a source with the columns `found`. InvalidRequest if one is missing."""
         chosen = {name: column for name in ("payload", "key", "reference") if (column := getattr(self, name)) is not None}
         for name, column in chosen.items():
             require_column(column, f"for the {name}", found)
@@ -63,7 +63,7 @@ class ColumnMapping(msgspec.Struct, frozen=True):
 
 
 class ItemColumn(NamedTuple):
-    """A field of an item, and when it is wrong in which way."""
+    """A field of an item, and by reason a condition for rows whose value is wrong."""
 
     column: Column
     wrong: dict[str, Column]
@@ -73,15 +73,15 @@ ColumnBuilder: TypeAlias = Callable[[str, Column, T.DataType], ItemColumn]
 
 
 def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = ()) -> DataFrame:
-    """The rows with the columns of items and those of `order_by`, and where a row is wrong `REASON`, `DETAIL`, `RAW`; with `FILE`."""
+    """The rows with the columns of items and `order_by`, and `REASON` (NULL: good), `DETAIL`, `RAW` and `FILE`."""
     found = data_columns(rows)
     chosen = mapping.columns(found)
     for name in order_by:
         require_column(name, "to order by", found)
     types = {field.name: field.dataType for field in rows.schema}
-    made = {name: _MAKERS[name](name, F.col(quoted(column)), types[column]) for name, column in chosen.items()}
+    made = {name: _BUILDERS[name](name, F.col(quoted(column)), types[column]) for name, column in chosen.items()}
     detail = F.col(FAULT)
-    if "payload" in made:  # of a column: then a line of JSON must have columns
+    if "payload" in made:  # the payload is a column, so a line of JSON must be an object
         detail = F.coalesce(detail, F.when(~F.col(LINE).rlike(r"^\s*\{"), NO_OBJECT))
     else:
         made["payload"] = _bytes("payload", F.coalesce(F.col(LINE), _as_json(found)), T.StringType())
@@ -96,8 +96,8 @@ def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = 
             wrong[reason] = (wrong[reason] | fault) if reason in wrong else fault
     judged = F.coalesce(*(F.when(wrong[reason], F.lit(reason)) for reason in REASONS if reason in wrong))
     kept = [F.col(quoted(name)) for name in order_by if name not in made]
-    own = [judged.alias(REASON), detail.alias(DETAIL), F.coalesce(F.col(LINE), _as_json(found)).alias(RAW), F.col(FILE)]
-    return rows.select(*(field.column.alias(name) for name, field in made.items()), *kept, *own)
+    added = [judged.alias(REASON), detail.alias(DETAIL), F.coalesce(F.col(LINE), _as_json(found)).alias(RAW), F.col(FILE)]
+    return rows.select(*(field.column.alias(name) for name, field in made.items()), *kept, *added)
 
 
 def require_column(column: str, what: str, found: Sequence[str]) -> None:
@@ -117,7 +117,7 @@ def _encoding(type: T.DataType) -> str:
 
 
 def _bytes(name: str, column: Column, type: T.DataType) -> ItemColumn:
-    """payload, key, dedup: bytes as they are; what is a value as text; what has parts (payloads only) as JSON."""
+    """payload, key, dedup: bytes as they are; structs, maps and arrays (payload only) as JSON; others as text."""
     if isinstance(type, T.StructType | T.MapType | T.ArrayType | T.VariantType):
         if name != "payload":
             raise InvalidRequest(f"the column for the {name} is {type.simpleString():.100}; give one of text, bytes or numbers")
@@ -138,7 +138,7 @@ def _text(name: str, column: Column, type: T.DataType) -> ItemColumn:
 
 
 def _headers(name: str, column: Column, type: T.DataType) -> ItemColumn:
-    if isinstance(type, T.StringType):  # an object in JSON; else nothing can be read of it
+    if isinstance(type, T.StringType):  # expected to be a JSON object; anything else gives NULL
         found, given = F.from_json(column, "map<string,string>"), column
     elif isinstance(type, T.MapType) and isinstance(type.keyType, T.StringType):
         found = given = column
@@ -157,14 +157,14 @@ def _priority(name: str, column: Column, type: T.DataType) -> ItemColumn:
 
 
 def _at(name: str, column: Column, type: T.DataType) -> ItemColumn:
-    """A time, a text of one, or microseconds since 1970."""
+    """A timestamp, a text of one, or microseconds since 1970."""
     found = F.timestamp_micros(column) if isinstance(type, T.IntegralType) else column.try_cast("timestamp")
     low, high = (F.timestamp_micros(F.lit(instant)) for instant in (0, values.LAST_INSTANT))
     return ItemColumn(found, {BAD_AT: column.isNotNull() & (found.isNull() | ~found.between(low, high))})
 
 
 def _ttl(name: str, column: Column, type: T.DataType) -> ItemColumn:
-    """A span of time, or microseconds."""
+    """An interval, or microseconds."""
     span = isinstance(type, T.DayTimeIntervalType)
     found = column if span else column.try_cast("long")
     low, high = (_span(1), _span(MAX_DELAY)) if span else (F.lit(1), F.lit(MAX_DELAY))
@@ -183,4 +183,4 @@ _BY_TYPE: dict[FieldType, ColumnBuilder] = {
     FieldType.INSTANT: _at,
     FieldType.SPAN: _ttl,
 }
-_MAKERS = {name: _BY_TYPE[BY_NAME[name].type] for name in GIVEN}
+_BUILDERS = {name: _BY_TYPE[BY_NAME[name].type] for name in GIVEN}

@@ -1,9 +1,9 @@
-"""Files that are loaded: what they are, and their rows with everything that is wrong with them.
+"""The files of a load: which there are, and their rows.
 
-Owns: `SourceFiles` (which files there are, and the name by which the same ones are known again) and `read_rows`, which reads them. Nothing
-is left out and nothing ends the reading: a row that the format does not allow comes with what is wrong with it in `FAULT`.
-CSV is read as RFC 4180 has it: a quote is doubled, a quoted cell may hold line ends. JSON is read line by line, and the line itself is
-kept: what was written is what becomes the payload.
+Owns: `SourceFiles` (the files, and an id that is the same for the same files) and `read_rows`. A malformed row does not
+fail the reading and is not left out: it has its fault in the column `FAULT`.
+CSV is read as in RFC 4180: quotes are doubled, and a quoted cell may contain line ends. JSON is read line by line; the
+line itself is kept, so that it becomes the payload unchanged.
 """
 
 import os
@@ -21,25 +21,28 @@ from penstock.spark.jobs.progress import translate_spark_errors
 from penstock.words.errors import InvalidRequest
 
 FORMATS = ("parquet", "csv", "json")
+TSV = "tsv"
+"""CSV with tabs, known by the files' names; its format is csv."""
 SUFFIXES = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": TSV,
     ".json": "json",
     ".jsonl": "json",
     ".ndjson": "json",
 }
+SUBFOLDERS = ("recursiveFileLookup", "true")
 PACKED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 FAULT, FILE, LINE = "__fault", "__file", "__line"
-"""What is wrong with a row, the file it is from, and (JSON) the line that it is."""
+"""The columns with the fault of a row, its file, and (JSON) its line."""
 ADDED_COLUMNS = (FAULT, FILE, LINE)
 NOT_UTF8 = "not UTF-8: give the option encoding, such as encoding=ISO-8859-1"
 _CORRUPT = "__corrupt"
 _CSV = {"header": "true", "multiLine": "true", "quote": '"', "escape": '"'}
 _MOST_COLUMNS = 5_000
 _REPLACED = "\ufffd"
-"""What Java reads where bytes are not of the encoding; a file may also say it in so many bytes."""
+"""What Java reads for bytes that are not UTF-8; a valid file may contain this character too."""
 
 
 class SourceFiles(msgspec.Struct, frozen=True):
@@ -50,27 +53,36 @@ class SourceFiles(msgspec.Struct, frozen=True):
     count: int
     size_bytes: int
     id: str
-    """Of their names, sizes and times: the same files, unchanged, have the same."""
+    """Digest of their names, sizes and times: the same for the same, unchanged files."""
+    reader_options: dict[str, str] = {}
+    """Options that Spark's reader needs for these files; the user's options win."""
 
 
 def find_files(spark: SparkSession, source: str | Sequence[str], format: str | None) -> SourceFiles:
-    """The files under a path, or several, wherever Spark can read; and what they are."""
-    paths = check(source, format)
-    with translate_spark_errors("looking for the source"):
-        listed = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(paths)
+    """List the files under the paths and subfolders, with their format. InvalidRequest if there are none."""
+    paths = check_source(source, format)
+    with translate_spark_errors("listing the source"):
+        listed = spark.read.format("binaryFile").option(*SUBFOLDERS).load(paths)
         found = listed.select("path", "length", F.unix_micros("modificationTime")).collect()
+        # By default Spark reads subfolders only if they are partition folders (name=value), whose values become
+        # columns.
+        default = spark.read.format("binaryFile").load(paths).inputFiles()
+        subfolders = len(default) < len(listed.inputFiles())
     if not found:
         empty = all(os.path.isfile(path) for path in paths)  # Spark does not list what has no bytes
         what = f"{paths[0]!r:.200} is empty" if empty else f"there are no files in {paths[0]!r:.200}, or only empty ones"
-        raise InvalidRequest(f"{what}, so there is nothing to load; mend the path, or the file")
+        raise InvalidRequest(f"{what}, so there is nothing to load; fix the path, or the file")
     found = sorted(found)
     names = [row[0] for row in found]
     id = digest(b"load", *(str(part).encode() for row in found for part in row)).hex()
-    return SourceFiles(paths, format or _format_of(names), len(found), sum(row[1] for row in found), id)
+    options = dict([SUBFOLDERS]) if subfolders else {}
+    if all(_by_suffix(name) == TSV for name in names):
+        options["sep"] = "\t"
+    return SourceFiles(paths, format or _format_of(names), len(found), sum(row[1] for row in found), id, options)
 
 
-def check(source: str | Sequence[str], format: str | None) -> list[str]:
-    """What can be found wrong without a Spark; else the paths as Spark takes them."""
+def check_source(source: str | Sequence[str], format: str | None) -> list[str]:
+    """Check source and format without Spark; gives the paths for Spark."""
     paths = [source] if isinstance(source, str) else list(source)
     if not paths or not all(isinstance(path, str) and path for path in paths):
         raise InvalidRequest("there is nothing to load; give the path of a file or a folder, or a list of them")
@@ -80,7 +92,7 @@ def check(source: str | Sequence[str], format: str | None) -> list[str]:
 
 
 def absolute(path: str) -> str:
-    """A path as Spark takes it, whose own current folder may be another."""
+    """An absolute path for Spark, which may have another current folder."""
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
@@ -88,12 +100,12 @@ def _format_of(names: Sequence[str]) -> str:
     kinds = {_by_suffix(name) for name in names}
     known = sorted(kind for kind in kinds if kind is not None)
     if len(known) == 1 and None not in kinds:
-        return known[0]
+        return "csv" if known[0] == TSV else known[0]
     if len(known) > 1:
-        raise InvalidRequest(f"the files are of several formats ({', '.join(known)}); load each format by itself, such as *.{known[0]}")
+        raise InvalidRequest(f"the files are of several formats ({', '.join(known)}); load each format separately, such as *.{known[0]}")
     unknown = next(name for name in names if _by_suffix(name) is None).rpartition("/")[2]
     others = f", and others are {known[0]}; leave it out (*.{known[0]}), or" if known else ";"
-    raise InvalidRequest(f"{unknown!r:.100} does not say what it is{others} give format: {', '.join(FORMATS)}")
+    raise InvalidRequest(f"{unknown!r:.100} has no known suffix{others} give format: {', '.join(FORMATS)}")
 
 
 def _by_suffix(name: str) -> str | None:
@@ -107,11 +119,12 @@ def _by_suffix(name: str) -> str | None:
 
 
 def read_rows(spark: SparkSession, files: SourceFiles, schema: str | None, options: Mapping[str, str]) -> DataFrame:
-    """The rows of the files, with the columns of `OWN`.
+    """The rows of the files, with the columns ADDED_COLUMNS.
 
-    schema: the columns and their types, as SQL has them ("order long, amount double"); what is not of its type is a fault then.
+    schema: columns and types, as in SQL ("order long, amount double"); a value of another type is then a fault.
     """
     typed = _schema(schema)
+    options = {**files.reader_options, **options}
     with translate_spark_errors(f"reading {files.format} from {files.paths[0]!r:.200}"):
         if files.format == "parquet":
             return _parquet(spark, files, typed, options)
@@ -123,29 +136,30 @@ def _schema(given: str | None) -> T.StructType | None:
         return None
     try:
         found = T.StructType.fromDDL(given)
-    except Exception as error:  # py4j's own among them
-        raise InvalidRequest(f"the schema {given!r:.200} is none; give columns and types, such as 'order long, amount double'") from error
+    except Exception as error:  # also Py4J's errors
+        raise InvalidRequest(
+            f"the schema {given!r:.200} cannot be parsed; give columns and types, such as 'order long, amount double'"
+        ) from error
     assert isinstance(found, T.StructType)
     return found
 
 
 def _parquet(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, options: Mapping[str, str]) -> DataFrame:
     reader = spark.read.options(**options)
-    return _with_own((reader.schema(schema) if schema is not None else reader).parquet(*files.paths), F.lit(None), F.lit(None))
+    return _with_added_columns((reader.schema(schema) if schema is not None else reader).parquet(*files.paths), F.lit(None), F.lit(None))
 
 
 def _csv(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, options: Mapping[str, str]) -> DataFrame:
-    """Read once for the names of the columns, which takes the first line, and then with a column for what cannot be parsed."""
-    tabs = {"sep": "\t"} if all(".tsv" in path.lower() for path in files.paths) else {}
-    said = {**_CSV, **tabs, **options}
-    found = schema if schema is not None else spark.read.options(**said).csv(files.paths).schema
+    """Read the column names, from the first line; then read with a column for rows that cannot be parsed."""
+    given = {**_CSV, **options}
+    found = schema if schema is not None else spark.read.options(**given).csv(files.paths).schema
     if not found.names:
-        raise InvalidRequest(f"there is no row in {files.paths[0]!r:.200}, not even one of names; mend the file")
+        raise InvalidRequest(f"there is no row in {files.paths[0]!r:.200}, not even the column names; fix the file")
     wide = T.StructType([*found.fields, T.StructField(_CORRUPT, T.StringType())])
-    permissive = {**said, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false"}
+    permissive = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false"}
     rows = spark.read.options(**permissive).schema(wide).csv(files.paths)
-    what = f"not a row of {len(found.names)} columns" + (" of these types" if schema is not None else "")
-    fault = F.when(F.col(_CORRUPT).isNotNull(), F.lit(what))
+    malformed = f"not a row of {len(found.names)} columns" + (" of these types" if schema is not None else "")
+    fault = F.when(F.col(_CORRUPT).isNotNull(), F.lit(malformed))
     foreign = _not_utf8(spark, files, options)
     if foreign:
         if any(_REPLACED in name for name in found.names):
@@ -153,16 +167,16 @@ def _csv(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, o
         texts = [field.name for field in wide if isinstance(field.dataType, T.StringType)]
         replaced = F.concat_ws("", *(F.col(quoted(name)) for name in texts)).contains(_REPLACED)
         fault = F.coalesce(F.when(replaced & F.col("_metadata.file_path").isin(foreign), F.lit(NOT_UTF8)), fault)
-    return _with_own(rows, fault, F.col(_CORRUPT)).drop(_CORRUPT)
+    return _with_added_columns(rows, fault, F.col(_CORRUPT)).drop(_CORRUPT)
 
 
 def _not_utf8(spark: SparkSession, files: SourceFiles, options: Mapping[str, str]) -> list[str]:
-    """The files that are read as UTF-8 and are not. Spark's reader of CSV says nothing: it puts another character in their place."""
-    said = {name.lower(): value.lower().replace("-", "") for name, value in options.items()}
-    if said.get("encoding", said.get("charset", "utf8")) != "utf8":
+    """The files that are read as UTF-8 but are not UTF-8. Spark's CSV reader raises no error; it replaces the bytes."""
+    given = {name.lower(): value.lower().replace("-", "") for name, value in options.items()}
+    if given.get("encoding", given.get("charset", "utf8")) != "utf8":
         return []
     chosen = {name: value for name, value in options.items() if name.lower() in ("pathglobfilter", "recursivefilelookup", "compression")}
-    lines = spark.read.options(**chosen).text(files.paths)  # their bytes as they are
+    lines = spark.read.options(**chosen).text(files.paths)  # does not replace bytes
     return [row[0] for row in lines.filter(~F.is_valid_utf8("value")).select("_metadata.file_path").distinct().collect()]
 
 
@@ -180,16 +194,16 @@ def _json(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, 
             _json_fault(F.col(LINE).cast("binary")), F.when(F.col(f"__parsed.{_CORRUPT}").isNotNull(), "not an object of these types")
         )
     wide = T.StructType([*schema.fields, T.StructField(_CORRUPT, T.StringType())])
-    said = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    parsed = lines.withColumn("__parsed", F.from_json(LINE, wide, said))
+    permissive = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    parsed = lines.withColumn("__parsed", F.from_json(LINE, wide, permissive))
     fields = [F.col(f"__parsed.{quoted(name)}").alias(name) for name in schema.names]
     return parsed.select(*fields, fault.alias(FAULT), FILE, LINE)
 
 
 def _json_fault(line: Column) -> Column:
-    """Why a line is not JSON. Spark's own parsers take `{"a": 1} x` for `{"a": 1}`; this one is that of whoever reads the payload."""
-    told: Column = arrow_udf(_faults, T.StringType())(line)  # type: ignore[call-overload]  # its stubs want what has a default
-    return told
+    """Why a line is not JSON, else NULL. Uses Penstock's JSON parser: Spark's accepts `{"a": 1} x` as `{"a": 1}`."""
+    fault: Column = arrow_udf(_faults, T.StringType())(line)  # type: ignore[call-overload]  # the stubs require an optional argument
+    return fault
 
 
 def _faults(lines: pa.Array) -> pa.Array:
@@ -199,21 +213,21 @@ def _faults(lines: pa.Array) -> pa.Array:
 def _fault(line: bytes | None) -> str | None:
     try:
         msgspec.json.decode(line or b"")
-    except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         return str(error)
     return None
 
 
-def _with_own(rows: DataFrame, fault: Column, line: Column) -> DataFrame:
-    own = {FAULT: fault.cast("string"), FILE: F.col("_metadata.file_path"), LINE: line.cast("string")}
-    return rows.select("*", *(column.alias(name) for name, column in own.items()))
+def _with_added_columns(rows: DataFrame, fault: Column, line: Column) -> DataFrame:
+    added = {FAULT: fault.cast("string"), FILE: F.col("_metadata.file_path"), LINE: line.cast("string")}
+    return rows.select("*", *(column.alias(name) for name, column in added.items()))
 
 
 def quoted(name: str) -> str:
-    """A column's name as SQL takes it."""
+    """A column's name, quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def data_columns(rows: DataFrame) -> list[str]:
-    """The columns that are the files' own."""
+    """The columns that come from the files."""
     return [name for name in rows.columns if name not in ADDED_COLUMNS]
