@@ -55,7 +55,7 @@ def partition(folder: Path) -> Iterator[PartitionUnderTest]:
     flip(folder, 5)
     partition.open()
     yield partition
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def filled(folder: Path, key: str | None) -> PartitionUnderTest:
@@ -125,7 +125,7 @@ def test_leases_get_everything_else(folder: Path, want: int, key: str | None) ->
             partition.complete(granted.lease)
     assert found == WHOLE
     assert lost(partition.wrapped) == DAMAGED
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_many_bytes_behind_a_gap(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     found = [part.start + index for part in partition.wrapped.items([200, 700]) for index in range(len(part.batch))]
     assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]
     assert lost(partition.wrapped) == DAMAGED | set(range(350, 400))
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def test_what_was_met_is_recorded_for_good_and_told_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_chosen_items_are_redriven_but_for_the_lost(folder: Path) -> None:
         ItemState.READY,
     )
     assert lost(partition.wrapped) == DAMAGED
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 # -- missing segments ----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_what_retention_dropped_is_not_missed(folder: Path) -> None:
     assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front).gaps == []
     partition.open()
     assert partition.wrapped.gaps == [] and lost(partition.wrapped) == set()
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 @pytest.mark.parametrize("number", [0, 2])

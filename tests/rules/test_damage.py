@@ -19,7 +19,7 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
         FilePartitionBackend(tmp_path, "fsync")
     )  # what was not promised by an fsync and is broken counts as torn, not as damaged
     yield partition
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def damage(home: Path, content: bytes) -> None:

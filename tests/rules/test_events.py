@@ -59,8 +59,8 @@ def test_everything_that_happens_is_told(partition: PartitionUnderTest) -> None:
     witness = EventChecker()
     for record, now in recorded(partition):
         witness.see(record, now)
-    assert base.dump(witness.teller.state) == base.dump(partition.wrapped.state)
-    assert witness.lives == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
+    assert base.dump(witness.replay.state) == base.dump(partition.wrapped.state)
+    assert witness.states == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
     assert {one.event for one in told(partition)} == set(Kind) - {Kind.LOST}
 
 
