@@ -34,8 +34,8 @@ def frame_columns() -> str:
     rows = []
     for field, column in STORED:
         if field.name != "key_id":  # described with the key
-            how = f"{column.form.each}{_join(column.form.each)}{column.layout}" if column.layout else column.form.each
-            rows.append(("–" if column.bit < 0 else str(column.bit), field.name, how, column.form.constant))
+            how = f"{column.layout.each}{_join(column.layout.each)}{column.format_note}" if column.format_note else column.layout.each
+            rows.append(("–" if column.bit < 0 else str(column.bit), field.name, how, column.layout.constant))
     return _table(("bit", "column", "stored as", "when constant"), rows)
 
 

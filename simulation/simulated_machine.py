@@ -26,7 +26,7 @@ class FaultInjectingFiles(SimulatedFiles):
 
     def sync(self, handle: int) -> None:
         super().sync(handle)
-        if self._waiting is not None and self._waiting[0] in self._at(handle).path:
+        if self._waiting is not None and self._waiting[0] in self._opened_file(handle).path:
             self.fail(self.calls + self._waiting[2], self._waiting[1])
             self._waiting = None
 

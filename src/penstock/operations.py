@@ -1,6 +1,6 @@
 """What can be asked of a broker, of whichever kind, and what it answers.
 
-Owns: `Operation` and every kind of it, `Home`, `Staging`. An operation is plain data: its type names its answer (`ReadStats` is an
+Owns: `Operation` and every kind of it, `Home`. An operation is plain data: its type names its answer (`ReadStats` is an
 `Operation[QueueStats]`, so `home.call(ReadStats(queue=1))` is a `QueueStats`) and the scope that an API key needs for it. A home answers
 operations: the broker of this process, a directory that is only looked at, one that another process owns. Nobody who asks needs to know
 which of them it is, and nobody reaches behind it.
@@ -10,12 +10,12 @@ Errors are raised (`call`) or passed on (`submit`); of an answer in several part
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, BinaryIO, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, Union, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
 
 from penstock.logs.log import ReadableLog
-from penstock.logs.store import PartReader, PartWriter, StagedPart
+from penstock.logs.store import StagedPart, Staging
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, SettleAction, SettlePart, StoredPart
 from penstock.loop.retention import RetentionResult
@@ -397,34 +397,6 @@ class FindWrite(Query[WriteState]):
 AnswerCallback: TypeAlias = Callable[[Any], None]
 """Called with the answer, or with a PenstockError."""
 Cancel: TypeAlias = Callable[[], None]
-
-
-class Staging(Protocol):
-    """Where tasks of a bulk write put frames aside. It is sent to them, so it holds nothing open. (A part of logs/store.py `Inbox`.)"""
-
-    def begin_write(self, write: str) -> None:
-        """Make the place of a write; to be repeated without harm."""
-        ...
-
-    def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
-        """A part of a write, to be written. make: make the place of the write where it is missing; else that is StorageFailed."""
-        ...
-
-    def part_reader(self, write: str, name: str, incarnation: int) -> PartReader:
-        """A part that was staged, to be read."""
-        ...
-
-    def sidecar(self, write: str, name: str) -> BinaryIO:
-        """What was noted beside a part, to be read and closed."""
-        ...
-
-    def abandon(self, write: str) -> None:
-        """Remove whatever was staged."""
-        ...
-
-    def abandon_empty(self, write: str) -> None:
-        """Remove the place of a write if nothing is staged in it. Does not fail."""
-        ...
 
 
 class Home(Protocol):

@@ -195,7 +195,7 @@ def test_queues_are_listed_by_name_in_pages(broker: Broker) -> None:
 
 def test_an_unknown_queue_is_not_found(broker: Broker) -> None:
     for call in (broker.queue, broker.delete_queue):
-        with pytest.raises(QueueNotFound, match="there is no queue 'orders'; create it, or mend the name"):
+        with pytest.raises(QueueNotFound, match="there is no queue 'orders'; create it, or fix the name"):
             call("orders")
 
 

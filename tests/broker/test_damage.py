@@ -8,7 +8,7 @@ import pytest
 from penstock.loop.partition_handle import FIRST_WAIT
 from penstock.operations import ListHeldKeys, ReadItems
 from penstock.testing import SimulatedFiles
-from penstock.testing.tree import error
+from penstock.testing.device import error
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest
 from tests.broker.storages import SimulatedStorage
@@ -20,7 +20,7 @@ class UnreadableLogFiles(SimulatedFiles):
     broken = False
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        path = self._at(handle).path
+        path = self._opened_file(handle).path
         if self.broken and path.endswith(".log"):
             raise error(errno.EIO, path)
         return super().pread(handle, size, position)

@@ -14,7 +14,8 @@ from penstock import operations
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.inbox_client import InboxClient
 from penstock.logs.log import ReadableLog
-from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, Staging, answer_type
+from penstock.logs.store import Staging
+from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, answer_type
 from penstock.words.errors import PenstockError
 
 

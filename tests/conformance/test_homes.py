@@ -474,7 +474,7 @@ def test_a_write_whose_parts_are_gone_is_not_published(home_under_test: HomeUnde
     writer.add(encode([Produced(0, items(["a"]))], Moment(0, 0)))
     part = writer.finish()
     staging.abandon(write)
-    with pytest.raises(StorageFailed, match=r"part part-0 of the write .* is gone.*; write it again"):
+    with pytest.raises(StorageFailed, match=r"part part-0 of the write .* is missing.*; write it again"):
         home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
     assert home.call(FindWrite(queue=queue, source="job", number=1)) == "unknown"
 

@@ -1,7 +1,7 @@
-"""What the tests of logs share: where each backend keeps its logs, drafts to append, and frames in a form that can be compared.
+"""Shared by the tests of logs: the backends, drafts to append, and frames that can be compared.
 
-Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend that must conform), `draft` and `told`.
-A backend joins by a subclass of `Home` and a line in `HOMES`.
+Owns: `LogBackend` (one subclass per kind of log), `LOG_BACKENDS` (every backend that the shared tests run on), `draft`,
+`comparable` and `expected`. A new backend needs a subclass of `LogBackend` and a line in `LOG_BACKENDS`.
 """
 
 import random
@@ -22,12 +22,12 @@ PARTITION = 7
 
 
 class ComparableFrame(NamedTuple):
-    """A frame with its body as bytes: two frames are the same when these are equal."""
+    """A frame with its body as bytes, so that frames can be compared."""
 
     type: FrameType
     sequence: int
     base: int
-    count: int  # type: ignore[assignment]  # the word of the format; tuple.count is not missed
+    count: int  # type: ignore[assignment]  # hides tuple.count
     columns: int
     elapsed: int
     wall: int
@@ -35,7 +35,7 @@ class ComparableFrame(NamedTuple):
 
 
 def comparable(frames: Iterable[Frame | Gap]) -> list[ComparableFrame]:
-    """Frames to compare. A Gap fails the test: these are for logs that nothing has happened to."""
+    """Frames that can be compared. A Gap fails the test."""
     found = list(frames)
     gaps = [frame for frame in found if isinstance(frame, Gap)]
     assert gaps == []
@@ -43,14 +43,14 @@ def comparable(frames: Iterable[Frame | Gap]) -> list[ComparableFrame]:
 
 
 def expected(drafts: Iterable[Draft], first_sequence: int = 1) -> list[ComparableFrame]:
-    """What must be read back when these were appended."""
+    """The frames that must be read after these drafts were appended."""
     return [
         ComparableFrame(draft[0], sequence, *draft[1:-1], b"".join(draft.parts)) for sequence, draft in enumerate(drafts, first_sequence)
     ]
 
 
 def draft(base: int, count: int = 1, *parts: Buffer, type: FrameType = FrameType.DATA) -> Draft:
-    """A draft whose fields all differ from each other, so that a mix-up shows."""
+    """A draft whose fields all differ, so that a test finds mixed-up fields."""
     columns = 0x80 + count if type is FrameType.DATA else 0
     return Draft(type, base, count, columns, 1_000_000 + base, 1_767_225_600_000_000 + base, parts)
 
@@ -69,25 +69,25 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 class LogBackend(ABC):
-    """Where a backend's logs live."""
+    """Opens logs of one kind. Logs can be opened again while the backend exists."""
 
     @abstractmethod
     def open(self, incarnation: int = INCARNATION, partition: int = PARTITION) -> Log:
-        """Open a log, made when missing; the caller recovers."""
+        """Open a log, created when missing. The caller recovers it."""
 
     @abstractmethod
     def reopen(self, log: Log) -> Log:
-        """End the log's owner without a word, and open it anew; what was synced is there. The caller recovers."""
+        """Open a log again as if its owner had been killed. The caller recovers it."""
 
     def start(self, incarnation: int = INCARNATION, partition: int = PARTITION) -> Log:
-        """Open a log and recover it: it takes appends."""
+        """Open a log and recover it, so that it accepts appends."""
         log = self.open(incarnation, partition)
         list(log.recover())
         return log
 
 
 class MemoryLogBackend(LogBackend):
-    """Lists, handed from one owner of a log to the next."""
+    """Logs in memory; a reopened log gets the same list."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], list[Frame]] = {}
@@ -100,7 +100,7 @@ class MemoryLogBackend(LogBackend):
 
 
 class FileLogBackend(LogBackend):
-    """A directory, on any `Files`."""
+    """Logs in a directory of any `Files`."""
 
     def __init__(self, root: str, files: Files) -> None:
         self.files = files

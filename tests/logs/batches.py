@@ -1,6 +1,6 @@
 """Batches for tests of the columns: every combination of columns, absent, empty, constant and mixed.
 
-Owns: `batches` (a Hypothesis strategy), `framed` (a draft as a log would give it back).
+Owns: `batches` (a Hypothesis strategy), `framed` (the frame that a log reads of a draft).
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def framed(draft: Draft, sequence: int = 1) -> Frame:
 
 
 def column(values: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[list[Any] | None]:
-    """Absent, the same for all, or one for each."""
+    """No column, one with the same value for all items, or one with any values."""
     constant = values.map(lambda value: [value] * count)
     return st.none() | constant | st.lists(values, min_size=count, max_size=count)
 

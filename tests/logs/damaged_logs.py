@@ -1,6 +1,7 @@
-"""A log with real items in it, the ways in which it can be hurt, and what must be true of it after a repair.
+"""A log with real items, ways to damage it, and checks of its repair.
 
-Owns: `whole`, `DAMAGES`, `damaged`; `mend` and what to look at after it: `listed`, `opened`, `lost`, `check_goes_on`, `check_again`.
+Owns: `undamaged`, `DAMAGES`, `damaged`; `run_repair`, and checks after it: `listed`, `opened`, `lost`,
+`check_append_works`, `check_second_repair`.
 """
 
 import random
@@ -20,11 +21,11 @@ STOP = 120
 
 def undamaged(seed: int = 0) -> SimulatedFiles:
     """A closed log of five segments; the last one ends with a group of three frames."""
-    return _whole(seed).copy()
+    return _undamaged(seed).copy()
 
 
 @cache
-def _whole(seed: int) -> SimulatedFiles:
+def _undamaged(seed: int) -> SimulatedFiles:
     files = SimulatedFiles(random.Random(seed))
     log = open_log(files)
     list(log.recover())
@@ -36,7 +37,7 @@ def _whole(seed: int) -> SimulatedFiles:
 
 
 def flip_frames_with(files: SimulatedFiles, *contents: bytes) -> None:
-    """Damage the frames that hold these bytes."""
+    """Damage the frames that contain these bytes."""
     for content in contents:
         path = next(path for path in segments(files) if content in files.content(path))
         files.flip_bit(path, 8 * files.content(path).index(content))
@@ -97,7 +98,7 @@ def run_repair(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
 
 
 def listed(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:
-    """Everything that a reader of the whole log is given, once it has been opened."""
+    """The frames and gaps of the whole log after an opening."""
     log = open_log(files.copy())
     list(log.recover())
     found = list(log.frames())
@@ -105,13 +106,13 @@ def listed(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:
 
 
 def opened(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:
-    """What recovery says."""
+    """The frames and gaps that recovery yields."""
     found = list(open_log(files).recover())
     return comparable(frame for frame in found if isinstance(frame, Frame)), [gap for gap in found if isinstance(gap, Gap)]
 
 
 def lost(gaps: list[Gap]) -> tuple[set[int], set[int]]:
-    """Sequences and offsets."""
+    """The lost sequences and offsets."""
     numbers = chain.from_iterable(range(gap.first_sequence, gap.last_sequence + 1) for gap in gaps)
     return set(numbers), set(chain.from_iterable(range(gap.start, gap.stop) for gap in gaps))
 
@@ -120,8 +121,8 @@ def without_lock(files: SimulatedFiles) -> dict[str, bytes]:
     return {path: data for path, data in files.contents().items() if not path.endswith("LOCK")}
 
 
-def check_goes_on(files: SimulatedFiles) -> None:
-    """The log takes more, where it ended."""
+def check_append_works(files: SimulatedFiles) -> None:
+    """The log opens, and a frame can be appended."""
     log = open_log(files)
     gaps = [gap for gap in log.recover() if isinstance(gap, Gap)]
     assert all(gap.repaired for gap in gaps)
@@ -134,8 +135,8 @@ def check_goes_on(files: SimulatedFiles) -> None:
     assert found[-1].sequence == end + 1
 
 
-def check_again(files: SimulatedFiles) -> None:
-    """Repairing twice changes nothing the second time."""
+def check_second_repair(files: SimulatedFiles) -> None:
+    """A second repair changes nothing."""
     before = without_lock(files)
     done = run_repair(files)
     assert not done.changed

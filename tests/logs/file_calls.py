@@ -1,6 +1,7 @@
-"""Which file calls of a piece of work change the disk: being killed at another one is being killed just after the last of these.
+"""The file calls that some work makes, and which of them change the disk.
 
-Owns: `calls_of`, for tests that let every step of something go wrong.
+Owns: `calls_of`, for tests that let each call fail. A kill at a call that changes nothing has the same effect as a kill
+right after the last call that did.
 """
 
 from collections.abc import Callable
@@ -12,14 +13,14 @@ READS = {"pread", "list"}
 
 
 class FileCalls(NamedTuple):
-    """Numbers of file calls, counted from the first that a piece of work makes."""
+    """The numbers of file calls, counted from the first call of some work."""
 
     all: list[int]
     changing: list[int]
 
 
 def calls_of(files: SimulatedFiles, work: Callable[[], object]) -> FileCalls:
-    """The calls that the work makes when nothing goes wrong."""
+    """The calls that the work makes if none fails."""
     before = files.calls
     work()
     made = [line.split() for line in files.trace if int(line.split()[0]) > before]

@@ -1,7 +1,7 @@
-"""Real items in logs, for tests that look inside frames: segments of them, and what must be served of them.
+"""Logs with real items, for tests that read the items of frames.
 
-Owns: `item` and `items_draft` (items with something in every column), `Told` histories of several segments (`fill`), `served`.
-Every item is its offset in all it has, so that one in the wrong place shows.
+Owns: `items_draft` (items with values in every column), `fill` (writes several segments), `served_items`.
+All values of an item are made of its offset, so that an item at a wrong offset is noticed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ def payload(offset: int) -> bytes:
 
 
 def batch(start: int, stop: int) -> Batch:
-    """Items of which some have more than others."""
+    """Items with values in different columns."""
     offsets = range(start, stop)
     keys = [b"key %d" % offset if offset % 3 else None for offset in offsets]
     return Batch(
@@ -50,7 +50,7 @@ def plain_draft(start: int, stop: int, wall: int = START) -> Draft:
 
 
 def fill(log: Log, segments: int = 5, frames: int = 4, count: int = 6) -> int:
-    """Segments of frames of items with a state frame behind each, one second after the other; the next offset."""
+    """Write segments of item frames, each followed by a state frame, one second apart; returns the next offset."""
     offset, clock = 0, START
     for number in range(segments):
         if number:
@@ -66,29 +66,29 @@ def fill(log: Log, segments: int = 5, frames: int = 4, count: int = 6) -> int:
 
 @dataclass
 class ServedItems:
-    """What a log serves."""
+    """The items and gaps that a log returned."""
 
     items: dict[int, bytes] = field(default_factory=dict)
-    """Payloads by offset; b"" where an item is blanked."""
+    """Payloads by offset; b"" for a blanked item."""
     gaps: list[Gap] = field(default_factory=list)
 
 
 def served_items(found: Iterable[Frame | Gap]) -> ServedItems:
-    """What frames hold; fails when an item is there twice, or is neither as it was produced nor blank."""
+    """The items of frames; fails if an item is there twice, or is neither as it was produced nor blanked."""
     result = ServedItems()
     for frame in found:
         if isinstance(frame, Gap):
             result.gaps.append(frame)
         elif frame.type is FrameType.DATA:
             content = payloads(ComparableFrame(*frame[:-1], bytes(frame.body)))
-            assert not content.keys() & result.items.keys(), "items are there twice"
+            assert not content.keys() & result.items.keys(), "items were returned twice"
             result.items.update(content)
     return result
 
 
 @cache
 def payloads(frame: ComparableFrame) -> dict[int, bytes]:
-    """By offset. Each item must be as it was produced, plain or not, or blank."""
+    """Payloads by offset. Each item must be as it was produced by `items_draft` or `plain_draft`, or blanked."""
     found, content = FrameColumns(Frame(*frame[:-1], memoryview(frame.body))), {}
     for offset in range(found.base, found.stop):
         one = found.batch(offset, offset + 1).drop_empty_columns()
@@ -98,7 +98,7 @@ def payloads(frame: ComparableFrame) -> dict[int, bytes]:
 
 
 def recovered(log: Log) -> list[ComparableFrame]:
-    """What recovery says, which must be without gaps."""
+    """The frames that recovery yields; fails on a Gap."""
     return comparable(log.recover())
 
 

@@ -1,7 +1,8 @@
-"""A scripted life of a file log on a simulated disk, and what must be true of it however it ended.
+"""A script of operations on a file log on a simulated disk, and checks of what is left of it.
 
-Owns: `STEPS` (every kind of thing an owner does, in an order that meets the corners), `ScriptedOwner` (does them and keeps account of what was
-promised), `check_survivors`. An owner that meets a storage error does what a turn does: reset, recover, go on.
+Owns: `STEPS` (every kind of operation that an owner does, in an order that covers the special cases), `ScriptedOwner`
+(runs them and records what was synced), `check_survivors`. After a storage error the owner does what a turn does: it
+resets and recovers the log, and continues.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,11 @@ ROOT = "/data"
 FOLDER = f"{ROOT}/logs/{INCARNATION:016x}/{PARTITION:05}"
 CHECKPOINT = b"a checkpoint"
 Groups: TypeAlias = Sequence[Sequence[Draft]]
-"""What was appended, append by append."""
+"""The drafts of each append."""
 
 
 class Step(NamedTuple):
-    """One thing an owner does. The owner gives the drafts their offsets."""
+    """One operation of an owner. The owner sets the offsets of the drafts."""
 
     verb: str
     drafts: Sequence[Draft] = ()
@@ -55,16 +56,16 @@ STEPS = [
 
 
 def open_log(files: SimulatedFiles, durability: Durability = "fsync") -> FileLog:
-    """A new owner's log, not yet recovered; the last owner is gone."""
+    """The log of a new owner, not recovered yet; the last owner is killed."""
     files.kill()
     return FileStore.open([ROOT], files=files, durability=durability).log(INCARNATION, PARTITION)
 
 
 class ScriptedOwner:
-    """Runs steps on a log and keeps account: groups in `promised` are synced; those in `offered` were appended after them."""
+    """Runs steps on a log. `synced` are the groups that were synced, `unsynced` those appended after them."""
 
     def __init__(self, files: SimulatedFiles, synced: Groups = (), unsynced: Groups = ()) -> None:
-        """`promised` and `offered` are what an owner before this one left."""
+        """synced, unsynced: the groups that an earlier owner left."""
         self.files = files
         self.synced = list(synced)
         self.unsynced = list(unsynced)
@@ -72,7 +73,7 @@ class ScriptedOwner:
         self.log: FileLog
 
     def run(self, steps: Sequence[Step] = STEPS) -> None:
-        """Do every step; one that storage refuses is given up, and the next is done on the log as it was recovered."""
+        """Do every step. After a step that fails, recover the log and do the next one."""
         self._open()
         for step in steps:
             try:
@@ -91,7 +92,7 @@ class ScriptedOwner:
 
     def _recover(self) -> None:
         list(self.log.recover())
-        self._believe()
+        self._take_as_synced()
         if self.log.wants_base:
             self._do(Step("rotate", [base_draft(0, b"wanted")]))
 
@@ -104,12 +105,12 @@ class ScriptedOwner:
             self.failures.append(str(failure))
             self._open()
         else:
-            # These two sync before they do what may fail, so they alone may leave behind more than was promised.
+            # These two sync before the call that may fail, so only they may store groups that were not synced before.
             extra = [group for group in self.synced[before:] if group[0].parts != (b"wanted",)]
             assert verb in ("rotate", "checkpoint") or not extra, f"{verb} failed and was stored all the same"
 
-    def _believe(self) -> None:
-        """What the log shows is from now on what it promised: everything promised before, and of the rest some first groups, whole."""
+    def _take_as_synced(self) -> None:
+        """Take the groups in the log for synced: all that were, and the first ones of the others, each whole."""
         stored = comparable(self.log.frames())
         self.synced = groups_stored(stored, self.synced, self.unsynced)
         self.unsynced = []
@@ -122,18 +123,18 @@ class ScriptedOwner:
                 self.log.append(group)
             case "sync":
                 self.log.sync()
-                self._promise()
+                self._all_synced()
             case "rotate":
                 self.unsynced.append(group)
                 self.log.rotate(group[0])
-                self._promise()
+                self._all_synced()
             case "checkpoint":
                 self.log.write_checkpoint(CHECKPOINT, 1, 2, next_offset(self.synced + self.unsynced))
-                self._promise()
+                self._all_synced()
             case "read":
                 self._read_everything()
 
-    def _promise(self) -> None:
+    def _all_synced(self) -> None:
         self.synced += self.unsynced
         self.unsynced = []
 
@@ -148,7 +149,7 @@ def next_offset(groups: Groups) -> int:
 
 
 def with_offsets(drafts: Sequence[Draft], offset: int) -> list[Draft]:
-    """The drafts with the offsets they get when the next one to be given is `offset`."""
+    """The drafts with their offsets, the first of which is `offset`."""
     group = []
     for step in drafts:
         group.append(step._replace(base_offset=offset))
@@ -156,27 +157,27 @@ def with_offsets(drafts: Sequence[Draft], offset: int) -> list[Draft]:
     return group
 
 
-def groups_stored(stored: list[ComparableFrame], promised: Groups, offered: Groups) -> list[Sequence[Draft]]:
-    """The groups that these frames are; fails unless they are all those promised and some first ones of those offered."""
-    for kept in range(len(offered) + 1):
-        groups = [*promised, *offered[:kept]]
+def groups_stored(stored: list[ComparableFrame], synced: Groups, unsynced: Groups) -> list[Sequence[Draft]]:
+    """The groups of these frames; fails unless they are all synced ones and the first of the unsynced ones."""
+    for kept in range(len(unsynced) + 1):
+        groups = [*synced, *unsynced[:kept]]
         if stored == expected(chain(*groups)):
             return groups
-    promise = expected(chain(*promised))
-    offer = expected(chain(*offered), len(promise) + 1)
-    raise AssertionError(f"stored {brief(stored)}\npromised {brief(promise)}\noffered {brief(offer)}")
+    first = expected(chain(*synced))
+    rest = expected(chain(*unsynced), len(first) + 1)
+    raise AssertionError(f"stored {brief(stored)}\nsynced {brief(first)}\nunsynced {brief(rest)}")
 
 
 def brief(frames: Sequence[ComparableFrame]) -> list[tuple[str, int, bytes]]:
     return [(frame.type.name, frame.sequence, frame.body[:12]) for frame in frames]
 
 
-def check_survivors(files: SimulatedFiles, promised: Groups, offered: Groups) -> None:
-    """Open the disk anew: everything promised is there, groups are whole, replay agrees with the log, and the log takes more."""
+def check_survivors(files: SimulatedFiles, synced: Groups, unsynced: Groups) -> None:
+    """Open the log: synced groups are in it, groups are whole, replay agrees with the log, and it takes appends."""
     log = open_log(files)
     recovered = comparable(log.recover())
     stored = comparable(log.frames())
-    groups = groups_stored(stored, promised, offered)
+    groups = groups_stored(stored, synced, unsynced)
     check_replay(recovered, stored)
     more = [with_offsets([draft(0, 1, b"life goes on")], next_offset(groups))]
     if log.wants_base:
@@ -191,18 +192,18 @@ def check_survivors(files: SimulatedFiles, promised: Groups, offered: Groups) ->
 
 
 def check_bases(files: SimulatedFiles) -> None:
-    """Every segment but the first begins with a Base: that is what lets a prefix be dropped."""
+    """Every segment but the first begins with a Base, so that the segments before it can be dropped."""
     for path in segments(files)[1:]:
         assert parse_header(files.content(path)[:HEADER_BYTES]).type == FrameType.BASE
 
 
 def segments(files: SimulatedFiles) -> list[str]:
-    """Paths of the segment files, oldest first."""
+    """The paths of the segment files, oldest first."""
     return [path for path in sorted(files.contents()) if path.startswith(FOLDER) and path.endswith(".log")]
 
 
 def check_replay(recovered: list[ComparableFrame], stored: list[ComparableFrame]) -> None:
-    """Replay gives the end of the log, from its start, from a Base in it or from a checkpoint beside it."""
+    """Replay yields the end of the log, from its start, from a Base or from a checkpoint on."""
     if not recovered:
         assert stored == []
     elif recovered[0].body == CHECKPOINT:

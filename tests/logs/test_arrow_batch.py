@@ -77,7 +77,7 @@ def test_nothing_is_copied() -> None:
     found = to_arrow(FrameColumns(frame))
     low = pa.py_buffer(body).address
     shared = {name: [low <= buffer.address < low + len(body) for buffer in _buffers(found, name)] for name in found.schema.names}
-    priority = shared.pop("priority")  # one byte an item, which rules want as bytes
+    priority = shared.pop("priority")  # one byte per item; rules need bytes
     assert all(all(buffers) for buffers in shared.values()), shared
     assert len(priority) == 1
 
@@ -107,88 +107,88 @@ def expected(table: Any) -> tuple[int, int, bytes]:
     return draft.count, draft.column_bits, b"".join(draft.parts)
 
 
-def drafted(sheet: ArrowBatch) -> tuple[int, int, bytes]:
-    draft = sheet.draft(NOW)
+def drafted(batch: ArrowBatch) -> tuple[int, int, bytes]:
+    draft = batch.draft(NOW)
     assert draft.type is FrameType.DATA and (draft.base_offset, draft.elapsed, draft.wall) == (0, 12, 34)
-    assert all(len(memoryview(part).cast("B")) == len(part) for part in draft.parts)  # the log counts their bytes so
+    assert all(len(memoryview(part).cast("B")) == len(part) for part in draft.parts)  # their sizes in bytes
     return draft.count, draft.column_bits, b"".join(draft.parts)
 
 
-def sheet_of(table: Any) -> ArrowBatch:
+def batch_of_table(table: Any) -> ArrowBatch:
     return ArrowBatch.from_columns(read_columns(table))
 
 
 @given(tables().map(lambda case: case[0]) | TEXT_PAYLOADS)
-def test_a_draft_is_what_a_batch_would_be_byte_for_byte(table: Any) -> None:
-    assert drafted(sheet_of(table)) == expected(table)
+def test_a_draft_has_the_bytes_that_columns_encode_gives(table: Any) -> None:
+    assert drafted(batch_of_table(table)) == expected(table)
 
 
 @given(tables().map(lambda case: case[0]), st.data())
-def test_a_cut_of_a_sheet_is_the_sheet_of_a_cut(table: Any, data: st.DataObject) -> None:
+def test_a_slice_has_the_bytes_of_the_sliced_table(table: Any, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, table.num_rows - 1))
     stop = data.draw(st.integers(start + 1, table.num_rows))
-    assert drafted(sheet_of(table).slice(start, stop)) == expected(table.slice(start, stop - start))
-    assert drafted(sheet_of(table.slice(start, stop - start))) == expected(table.slice(start, stop - start))
+    assert drafted(batch_of_table(table).slice(start, stop)) == expected(table.slice(start, stop - start))
+    assert drafted(batch_of_table(table.slice(start, stop - start))) == expected(table.slice(start, stop - start))
 
 
 @given(tables().map(lambda case: case[0]), st.data())
 def test_rows_can_be_taken_in_any_order(table: Any, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, table.num_rows - 1), min_size=1, max_size=9))
-    assert drafted(sheet_of(table).take(pa.array(rows))) == expected(table.take(rows))
+    assert drafted(batch_of_table(table).take(pa.array(rows))) == expected(table.take(rows))
 
 
 @given(st.lists(tables().map(lambda case: case[0]), min_size=1, max_size=3))
-def test_a_table_in_many_pieces_and_sheets_joined(pieces: list[Any]) -> None:
+def test_joined_batches_have_the_bytes_of_the_whole_table(pieces: list[Any]) -> None:
     whole = pa.concat_tables(pieces, promote_options="default")
-    assert drafted(sheet_of(whole)) == expected(whole)
-    assert drafted(ArrowBatch.join([sheet_of(piece) for piece in pieces])) == expected(whole)
+    assert drafted(batch_of_table(whole)) == expected(whole)
+    assert drafted(ArrowBatch.join([batch_of_table(piece) for piece in pieces])) == expected(whole)
 
 
 @given(tables().map(lambda case: case[0]))
-def test_a_frame_can_be_made_a_sheet_again(table: Any) -> None:
-    draft = sheet_of(table).draft(NOW)
+def test_a_batch_read_from_a_frame_gives_the_same_frame(table: Any) -> None:
+    draft = batch_of_table(table).draft(NOW)
     assert drafted(ArrowBatch.from_frame(framed(draft))) == (draft.count, draft.column_bits, b"".join(draft.parts))
 
 
-def test_what_lies_under_a_null_is_not_stored() -> None:
+def test_bytes_under_a_null_are_not_stored() -> None:
     under = pa.Array.from_buffers(
         pa.binary(), 2, [pa.py_buffer(b"\2"), pa.array([0, 3, 4], pa.int32()).buffers()[1], pa.py_buffer(b"abcd")]
     )
     assert under.to_pylist() == [None, b"d"]
     table = pa.table({"payload": [b"x", b"y"], "key": under})
-    assert drafted(sheet_of(table)) == expected(table)
+    assert drafted(batch_of_table(table)) == expected(table)
 
 
 @given(tables().map(lambda case: case[0]))
-def test_homes_are_where_producing_would_store_the_items(table: Any) -> None:
+def test_partitions_are_those_that_produce_would_choose(table: Any) -> None:
     (batch,) = from_arrow(table)
     keys, names = batch.keys or [None] * len(batch), batch.dedups or [None] * len(batch)
     meant = [
         OWNERS[dedup_slot(name)] if name is not None else ANY_PARTITION if key is None else OWNERS[key_id(key) & SLOT_MASK]
         for key, name in zip(keys, names, strict=True)
     ]
-    assert sheet_of(table).partitions(OWNERS).to_pylist() == meant
-    assert sheet_of(table).partitions(slots.first_map([7]).owners).to_pylist() == [7] * len(batch)
+    assert batch_of_table(table).partitions(OWNERS).to_pylist() == meant
+    assert batch_of_table(table).partitions(slots.first_map([7]).owners).to_pylist() == [7] * len(batch)
 
 
-def test_a_dedup_id_without_a_key_has_a_home() -> None:
+def test_a_dedup_id_without_a_key_has_a_partition() -> None:
     table = pa.table({"payload": [b"x"], "dedup": ["once"]})
-    assert sheet_of(table).partitions(OWNERS).to_pylist() == [OWNERS[dedup_slot(dedup_digest(None, b"once"))]]
+    assert batch_of_table(table).partitions(OWNERS).to_pylist() == [OWNERS[dedup_slot(dedup_digest(None, b"once"))]]
 
 
 def test_frames_hold_no_more_than_a_batch_may() -> None:
-    assert sheet_of(pa.table({"payload": pa.repeat(pa.scalar(b"x"), 25_000)})).frame_boundaries() == [0, 10_000, 20_000, 25_000]
+    assert batch_of_table(pa.table({"payload": pa.repeat(pa.scalar(b"x"), 25_000)})).frame_boundaries() == [0, 10_000, 20_000, 25_000]
 
 
 def test_frames_hold_no_more_bytes_than_a_batch_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrow_batch, "MAX_BATCH_BYTES", 10)
-    assert sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 10, b""]})).frame_boundaries() == [0, 2, 3, 5]
+    assert batch_of_table(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 10, b""]})).frame_boundaries() == [0, 2, 3, 5]
 
 
-def test_frames_can_be_asked_to_hold_fewer_bytes() -> None:
-    sheet = sheet_of(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 99, b""]}))
-    assert sheet.frame_boundaries(10) == [0, 2, 3, 4, 5]  # an item alone may be larger
-    assert sheet.frame_boundaries(3) == [0, 1, 2, 3, 4, 5]
+def test_frame_boundaries_with_a_lower_byte_limit() -> None:
+    batch = batch_of_table(pa.table({"payload": [b"x" * 4, b"x" * 6, b"x", b"x" * 99, b""]}))
+    assert batch.frame_boundaries(10) == [0, 2, 3, 4, 5]  # a single item may be larger
+    assert batch.frame_boundaries(3) == [0, 1, 2, 3, 4, 5]
     assert batch_boundaries(pa.array([], pa.int64()), 10) == [0]
 
 
@@ -206,23 +206,23 @@ def test_pieces_are_as_large_as_they_may_be(sizes: list[int], most_bytes: int, m
 
 def test_the_size_of_an_item_is_that_of_all_its_fields() -> None:
     table = pa.table({"key": ["k", None], "payload": [b"abc", b""], "kind": ["é", "x"], "at": pa.array([1, 2], pa.int64())})
-    assert sheet_of(table).sizes().to_pylist() == [1 + 3 + 2, 1]
+    assert batch_of_table(table).sizes().to_pylist() == [1 + 3 + 2, 1]
 
 
 @given(tables().map(lambda case: case[0]))
-def test_what_is_hashed_in_pieces_is_the_same(table: Any) -> None:
+def test_hashing_in_slices_gives_the_same_frame(table: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow_batch, "MAX_BATCH_ITEMS", 2)
-        found = drafted(sheet_of(table))
+        found = drafted(batch_of_table(table))
     assert found == expected(table)
 
 
-def test_the_items_come_back() -> None:
+def test_a_frame_of_arrow_columns_decodes_to_the_same_items() -> None:
     table = pa.table({"payload": [b"x", b"y"], "key": ["k", None], "at": pa.array([5, None], pa.int64())})
     (batch,) = from_arrow(table)
-    assert FrameColumns(framed(sheet_of(table).draft(NOW))).batch() == batch
+    assert FrameColumns(framed(batch_of_table(table).draft(NOW))).batch() == batch
 
 
 def test_a_missing_payload_is_named_by_its_row() -> None:
     with pytest.raises(InvalidRequest, match="row 1: the payload is null; give bytes or text"):
-        sheet_of(pa.table({"payload": pa.array([b"x", None])}))
+        batch_of_table(pa.table({"payload": pa.array([b"x", None])}))

@@ -106,25 +106,25 @@ def produced(base: int, *payloads: bytes) -> Produced:
     return Produced(base, Batch(list(payloads)))
 
 
-def there_and_back(records: list[Record]) -> list[Record]:
+def encode_and_decode(records: list[Record]) -> list[Record]:
     return [record for draft in codec.encode_records(records, NOW, 100) for record in codec.decode_frame(framed(draft))]
 
 
-def test_there_is_a_sample_of_every_record() -> None:
+def test_the_samples_have_every_type_of_record() -> None:
     assert {type(sample) for sample in SAMPLES} == set(get_args(StateRecord))
 
 
 @pytest.mark.parametrize("record", SAMPLES, ids=lambda record: type(record).__name__)
-def test_a_record_comes_back_as_it_was(record: Record) -> None:
-    assert there_and_back([record]) == [record]
+def test_a_decoded_record_equals_the_encoded_one(record: Record) -> None:
+    assert encode_and_decode([record]) == [record]
 
 
-def test_records_of_all_kinds_come_back_in_their_order() -> None:
+def test_decoding_keeps_the_order_of_records() -> None:
     mixed: list[Record] = [produced(0, b"a"), *SAMPLES[:5], produced(1, b"b"), produced(2, b"c", b"d"), *SAMPLES[5:], produced(4, b"e")]
-    assert there_and_back(mixed) == mixed
+    assert encode_and_decode(mixed) == mixed
 
 
-def test_neighbours_share_a_frame_and_frames_say_where_they_stand() -> None:
+def test_consecutive_records_share_a_frame_and_frames_have_the_right_offset() -> None:
     mixed: list[Record] = [SAMPLES[0], produced(7, b"a"), produced(8, b"b", b"c"), SAMPLES[1], SAMPLES[2]]
     frames = [(draft.type, draft.base_offset, draft.count) for draft in codec.encode_records(mixed, NOW, 10)]
     assert frames == [(FrameType.STATE, 7, 1), (FrameType.DATA, 7, 3), (FrameType.STATE, 10, 2)]
@@ -143,7 +143,7 @@ def history() -> tuple[State, list[Frame]]:
     return partition.wrapped.state, log.kept
 
 
-def test_an_outline_tells_replay_all_it_needs() -> None:
+def test_replay_of_outlines_gives_the_same_state() -> None:
     live, frames = history()
     for outline in (False, True):
         state = State()
@@ -165,7 +165,7 @@ def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([[99, 1]]), msgspec.msgpack.encode([["x"]])])
-def test_a_frame_that_makes_no_sense_is_refused_with_a_word_on_what_to_do(body: bytes) -> None:
+def test_a_frame_that_cannot_be_decoded_is_refused(body: bytes) -> None:
     with pytest.raises(CorruptLog, match=r"^frame 4 is whole but cannot be understood .*; use a newer Penstock$"):
         codec.decode_frame(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body)))
 
@@ -176,7 +176,7 @@ def test_a_column_from_a_newer_penstock_is_refused() -> None:
         codec.decode_frame(frame._replace(column_bits=columns.KNOWN + 1))
 
 
-def test_a_field_added_at_the_end_by_a_newer_penstock_is_passed_over() -> None:
+def test_a_field_added_at_the_end_by_a_newer_penstock_is_ignored() -> None:
     body = msgspec.msgpack.encode([[7, 42, "new"]])
     assert codec.decode_frame(Frame(FrameType.STATE, 4, 0, 1, 0, 1, 1, memoryview(body))) == [LeaseExpired(42)]
 

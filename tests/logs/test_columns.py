@@ -38,7 +38,7 @@ def encoded(*records: Produced) -> Frame:
 
 
 @given(batches(), st.integers(0, 1 << 40))
-def test_a_batch_comes_back_as_it_was(batch: Batch, base: int) -> None:
+def test_a_decoded_batch_equals_the_encoded_one(batch: Batch, base: int) -> None:
     frame = encoded(Produced(base, batch))
     assert (frame.type, frame.base_offset, frame.count, frame.elapsed, frame.wall) == (
         FrameType.DATA,
@@ -51,7 +51,7 @@ def test_a_batch_comes_back_as_it_was(batch: Batch, base: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(len(OPTIONAL) + 1))
-def test_every_combination_of_columns_comes_back(size: int) -> None:
+def test_every_combination_of_columns_is_decoded_as_encoded(size: int) -> None:
     for chosen in itertools.combinations(OPTIONAL, size):
         batch = Batch(FULL.payloads, **{name: getattr(FULL, name) for names in chosen for name in names})
         assert FrameColumns(encoded(Produced(0, batch))).batch() == batch, chosen
@@ -66,7 +66,7 @@ def test_a_part_of_a_frame_is_that_part_of_the_batch(batch: Batch, start: int, s
 
 
 @given(st.lists(batches(max_size=5), min_size=1, max_size=5), st.data())
-def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(several: list[Batch], data: st.DataObject) -> None:
+def test_several_produces_of_one_frame_are_decoded_as_encoded(several: list[Batch], data: st.DataObject) -> None:
     records, base = [], 30
     for batch in several:
         request = data.draw(st.none() | st.binary(min_size=16, max_size=16))
@@ -80,13 +80,13 @@ def test_produces_of_one_frame_come_back_apart_with_what_is_remembered_of_them(s
 
 
 @given(batches(), st.data())
-def test_places_come_back_in_an_outline_too(batch: Batch, data: st.DataObject) -> None:
+def test_an_outline_has_the_replaced_items(batch: Batch, data: st.DataObject) -> None:
     places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2))
     [outline] = FrameColumns(encoded(Produced(9, batch, replaced=places))).records(outline=True)
     assert (outline.base, len(outline.batch), outline.replaced) == (9, len(batch), places)
 
 
-def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any() -> None:
+def test_a_part_without_the_field_replaced_is_decoded() -> None:
     frame = encoded(Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3))
     with_places = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3, None]])
     without = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3]])
@@ -97,7 +97,7 @@ def test_a_part_without_places_is_read_as_it_was_written_before_there_were_any()
 
 
 @given(batches(), st.data())
-def test_a_trimmed_frame_has_what_is_kept_as_it_was_and_nothing_of_the_rest(batch: Batch, data: st.DataObject) -> None:
+def test_a_trimmed_frame_has_the_kept_items_and_empty_values_between(batch: Batch, data: st.DataObject) -> None:
     kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
     draft = trim_frame(encoded(Produced(50, batch, bytes(16), replaced=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
     assert draft is not None
@@ -122,7 +122,7 @@ def test_rules_see_key_ids_and_priorities_of_a_frame(batch: Batch) -> None:
     assert (block.key_ids, block.priorities) == (batch.key_ids, batch.priorities)
 
 
-def test_a_column_that_all_items_share_is_stored_once() -> None:
+def test_a_value_that_all_items_share_is_stored_once() -> None:
     def size(batch: Batch) -> int:
         return len(encoded(Produced(0, batch)).body)
 

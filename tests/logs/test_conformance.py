@@ -1,4 +1,4 @@
-"""One suite for every log: what the contract in penstock.logs.log says, with nothing going wrong. (Going wrong is in test_torture.)"""
+"""Every kind of log implements penstock.logs.log, without faults. (Faults are in test_torture.py.)"""
 
 import itertools
 from collections.abc import Callable
@@ -23,30 +23,30 @@ from tests.logs.backends import (
     state_draft,
 )
 
-NewHome = Callable[[], LogBackend]
+NewBackend = Callable[[], LogBackend]
 MIB = 1 << 20
 
 
 @pytest.fixture(scope="module", params=LOG_BACKENDS)
-def new_home(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewHome:
-    """Makes a fresh place of one backend: a test with many examples needs many."""
+def new_backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NewBackend:
+    """Makes new backends of one kind, for tests with many examples."""
     make = LOG_BACKENDS[request.param]
-    return lambda: make(tmp_path_factory.mktemp("home"))
+    return lambda: make(tmp_path_factory.mktemp("backend"))
 
 
 @pytest.fixture
-def home(new_home: NewHome) -> LogBackend:
-    return new_home()
+def backend(new_backend: NewBackend) -> LogBackend:
+    return new_backend()
 
 
 @pytest.fixture
-def log(home: LogBackend) -> Log:
-    return home.start()
+def log(backend: LogBackend) -> Log:
+    return backend.start()
 
 
-def survives(home: LogBackend, log: Log) -> list[object]:
-    """What a new owner recovers."""
-    return list(comparable(home.reopen(log).recover()))
+def survives(backend: LogBackend, log: Log) -> list[object]:
+    """What is recovered when the log is reopened."""
+    return list(comparable(backend.reopen(log).recover()))
 
 
 # -- round trips -------------------------------------------------------------------------------------
@@ -62,32 +62,32 @@ GROUPS = st.lists(st.lists(STATES, min_size=1, max_size=4), max_size=6)
 
 @settings(max_examples=60, deadline=None)
 @given(groups=GROUPS)
-def test_what_was_appended_is_read_back(new_home: NewHome, groups: list[list[Draft]]) -> None:
-    home = new_home()
-    log = home.start()
+def test_frames_are_read_as_they_were_appended(new_backend: NewBackend, groups: list[list[Draft]]) -> None:
+    backend = new_backend()
+    log = backend.start()
     append_all(log, groups)
     wanted = expected(itertools.chain.from_iterable(groups))
     assert comparable(log.frames()) == wanted
     log.sync()
     assert comparable(log.frames()) == wanted
-    assert survives(home, log) == wanted
+    assert survives(backend, log) == wanted
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 4_096, 65_537, 8 * MIB])
 @pytest.mark.parametrize("make", [noise, bytes], ids=["noise", "zeros"])
-def test_bodies_of_any_size(home: LogBackend, log: Log, size: int, make: Callable[[int], bytes]) -> None:
+def test_bodies_of_any_size(backend: LogBackend, log: Log, size: int, make: Callable[[int], bytes]) -> None:
     drafts = [draft(0, 3, make(size)), draft(3, 1, b"after")]
     log.append(drafts)
     log.sync()
     assert comparable(log.read(0, 4)) == expected(drafts)
-    assert survives(home, log) == expected(drafts)
+    assert survives(backend, log) == expected(drafts)
 
 
-def test_a_body_of_more_parts_than_a_system_call_takes(home: LogBackend, log: Log) -> None:
+def test_a_body_of_more_parts_than_a_system_call_takes(backend: LogBackend, log: Log) -> None:
     parts = [noise(number % 4, number) for number in range(5_000)]
     log.append([draft(0, 5_000, *parts)])
     log.sync()
-    assert survives(home, log) == expected([draft(0, 5_000, b"".join(parts))])
+    assert survives(backend, log) == expected([draft(0, 5_000, b"".join(parts))])
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
@@ -97,15 +97,15 @@ def test_parts_of_every_kind_of_buffer(log: Log, kind: Callable[[bytes], Buffer]
 
 
 @pytest.mark.parametrize("size", [5, 5_000])
-def test_what_the_caller_does_to_a_buffer_later_does_not_matter(log: Log, size: int) -> None:
+def test_a_buffer_may_be_changed_after_the_append(log: Log, size: int) -> None:
     buffer = bytearray(b"x" * size)
     log.append([draft(0, 1, buffer)])
     buffer[:] = b"y" * size
     assert comparable(log.read(0, 1)) == expected([draft(0, 1, b"x" * size)])
 
 
-def test_an_empty_log_has_nothing(home: LogBackend) -> None:
-    log = home.open()
+def test_an_empty_log_has_no_frames(backend: LogBackend) -> None:
+    log = backend.open()
     assert (log.incarnation, log.partition) == (INCARNATION, PARTITION)
     assert comparable(log.recover()) == comparable(log.frames()) == comparable(log.read(0, 100)) == []
     assert not log.unsynced
@@ -115,14 +115,14 @@ def test_an_empty_log_has_nothing(home: LogBackend) -> None:
 # -- sequences, groups, syncs ------------------------------------------------------------------------
 
 
-def test_sequences_have_no_holes_across_owners_and_rotations(home: LogBackend) -> None:
-    log = home.start()
+def test_sequences_are_consecutive_across_owners_and_rotations(backend: LogBackend) -> None:
+    log = backend.start()
     for turn in range(4):
         log.append([draft(turn * 2, 1, b"a"), draft(turn * 2 + 1, 1, b"b")])
         log.rotate(base_draft(turn * 2 + 2))
         log.append([state_draft(turn * 2 + 2)])
         log.sync()
-        log = home.reopen(log)
+        log = backend.reopen(log)
         list(log.recover())
     assert [frame.sequence for frame in comparable(log.frames())] == list(range(1, 17))
 
@@ -135,7 +135,7 @@ def test_appended_frames_are_readable_before_they_are_synced(log: Log) -> None:
     assert not log.unsynced
 
 
-def test_reset_drops_what_is_not_synced_and_goes_on_from_there(home: LogBackend, log: Log) -> None:
+def test_reset_removes_what_is_not_synced_and_appends_continue_there(backend: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"kept")])
     log.sync()
     log.append([draft(1, 1, b"dropped"), draft(2, 1, b"dropped too")])
@@ -145,7 +145,7 @@ def test_reset_drops_what_is_not_synced_and_goes_on_from_there(home: LogBackend,
     log.sync()
     wanted = expected([draft(0, 1, b"kept"), draft(1, 1, b"instead")])
     assert comparable(log.frames()) == comparable(log.read(0, 9)) == wanted
-    assert survives(home, log) == wanted
+    assert survives(backend, log) == wanted
 
 
 def test_reset_of_a_log_never_synced_leaves_it_empty(log: Log) -> None:
@@ -157,7 +157,7 @@ def test_reset_of_a_log_never_synced_leaves_it_empty(log: Log) -> None:
     assert comparable(log.frames()) == expected([draft(0, 1, b"first")])
 
 
-def test_a_sync_with_nothing_to_do_is_fine(log: Log) -> None:
+def test_a_sync_without_appends_works(log: Log) -> None:
     log.sync()
     log.append([draft(0, 1, b"a")])
     log.sync()
@@ -165,10 +165,10 @@ def test_a_sync_with_nothing_to_do_is_fine(log: Log) -> None:
     assert comparable(log.frames()) == expected([draft(0, 1, b"a")])
 
 
-def test_nothing_is_appended_before_recovery_is_through(home: LogBackend, log: Log) -> None:
+def test_an_append_before_recovery_is_complete_is_refused(backend: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"a"), draft(1, 1, b"b")])
     log.sync()
-    log = home.reopen(log)
+    log = backend.reopen(log)
     with pytest.raises(PenstockError, match="recover"):
         log.append([draft(2, 1, b"too early")])
     assert comparable(log.recover()) == expected([draft(0, 1, b"a"), draft(1, 1, b"b")])
@@ -179,7 +179,7 @@ def test_nothing_is_appended_before_recovery_is_through(home: LogBackend, log: L
 
 
 def rotated(log: Log) -> list[Draft]:
-    """Three segments; the drafts in order, Bases included."""
+    """Write three segments; returns all drafts, including the Bases."""
     drafts = [draft(0, 10, b"one"), state_draft(10), base_draft(10), draft(10, 10, b"two"), base_draft(20), state_draft(20)]
     drafts.append(draft(20, 5, b"three"))
     for step in drafts:
@@ -191,18 +191,18 @@ def rotated(log: Log) -> list[Draft]:
     return drafts
 
 
-def test_recovery_starts_at_the_latest_base(home: LogBackend, log: Log) -> None:
+def test_recovery_starts_at_the_latest_base(backend: LogBackend, log: Log) -> None:
     drafts = rotated(log)
-    log = home.reopen(log)
+    log = backend.reopen(log)
     assert comparable(log.recover()) == expected(drafts)[4:]
     assert comparable(log.frames()) == expected(drafts)
 
 
-def test_rotation_syncs_both_sides(home: LogBackend, log: Log) -> None:
+def test_rotation_syncs_the_old_and_the_new_segment(backend: LogBackend, log: Log) -> None:
     log.append([draft(0, 10, b"one")])
     log.rotate(base_draft(10))
     assert not log.unsynced
-    assert comparable(home.reopen(log).recover()) == expected([base_draft(10)], first_sequence=2)
+    assert comparable(backend.reopen(log).recover()) == expected([base_draft(10)], first_sequence=2)
 
 
 def test_reading_crosses_segments(log: Log) -> None:
@@ -210,7 +210,7 @@ def test_reading_crosses_segments(log: Log) -> None:
     assert comparable(log.read(5, 21)) == [frame for frame in expected(drafts) if frame.type is FrameType.DATA]
 
 
-def test_rotation_starts_a_segment_anew(log: Log) -> None:
+def test_rotation_begins_an_empty_segment(log: Log) -> None:
     log.append([draft(0, 10, noise(50_000))])
     before = log.segment_bytes
     log.rotate(base_draft(10))
@@ -218,13 +218,13 @@ def test_rotation_starts_a_segment_anew(log: Log) -> None:
     assert before >= 50_000
 
 
-def test_rotations_at_the_same_offset(home: LogBackend, log: Log) -> None:
+def test_rotations_at_the_same_offset(backend: LogBackend, log: Log) -> None:
     drafts = [base_draft(0, b"first"), base_draft(0, b"second"), base_draft(0, b"third")]
     for step in drafts:
         log.rotate(step)
     log.append([draft(0, 1, b"a")])
     log.sync()
-    log = home.reopen(log)
+    log = backend.reopen(log)
     assert comparable(log.recover()) == expected([*drafts, draft(0, 1, b"a")])[2:]
     assert comparable(log.frames()) == expected([*drafts, draft(0, 1, b"a")])
 
@@ -252,8 +252,8 @@ def test_read_gives_the_data_frames_that_overlap(log: Log) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=40), data=st.data())
-def test_any_range_in_any_order(new_home: NewHome, counts: list[int], data: st.DataObject) -> None:
-    log = new_home().start()
+def test_reads_of_any_ranges_in_any_order(new_backend: NewBackend, counts: list[int], data: st.DataObject) -> None:
+    log = new_backend().start()
     ends = list(itertools.accumulate(counts, initial=0))
     drafts = [draft(base, count, noise(count * 100, base)) for base, count in zip(ends, counts, strict=False)]
     for number, step in enumerate(drafts):
@@ -287,15 +287,15 @@ def test_reads_do_not_disturb_appends(log: Log) -> None:
 # -- the end -----------------------------------------------------------------------------------------
 
 
-def test_close_syncs_and_may_be_repeated(home: LogBackend, log: Log) -> None:
+def test_close_syncs_and_may_be_repeated(backend: LogBackend, log: Log) -> None:
     log.append([draft(0, 1, b"a")])
     log.close()
     log.close()
-    assert survives(home, log) == expected([draft(0, 1, b"a")])
+    assert survives(backend, log) == expected([draft(0, 1, b"a")])
 
 
 @pytest.mark.parametrize("call", ["append", "sync", "rotate", "read", "frames", "recover", "reset"])
-def test_a_closed_log_refuses(log: Log, call: str) -> None:
+def test_a_closed_log_refuses_calls(log: Log, call: str) -> None:
     log.append([draft(0, 1, b"a")])
     log.close()
     arguments = {"append": ([draft(1, 1, b"b")],), "rotate": (base_draft(1),), "read": (0, 1)}
@@ -303,9 +303,9 @@ def test_a_closed_log_refuses(log: Log, call: str) -> None:
         list(getattr(log, call)(*arguments.get(call, ())) or [])
 
 
-def test_logs_of_other_partitions_and_incarnations_do_not_meet(home: LogBackend) -> None:
+def test_logs_of_other_partitions_and_incarnations_are_separate(backend: LogBackend) -> None:
     places = [(1, 0), (1, 1), (2, 0), (2**64 - 1, 1_023)]
-    logs = [home.start(*place) for place in places]
+    logs = [backend.start(*place) for place in places]
     for number, log in enumerate(logs):
         log.append([draft(0, 1, b"of %d" % number)])
         log.sync()

@@ -1,4 +1,4 @@
-"""What "os" and "interval" promise: all through a kill; through a power cut what was flushed, and the rest whole or named as missing."""
+"""The modes "os" and "interval": a kill loses nothing; a power cut loses no flushed frame; other losses are gaps."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from tests.logs.backends import base_draft, comparable, draft, expected, noise, 
 from tests.logs.scripted_owner import open_log, with_offsets
 
 CALLS = 45
-"""More file calls than the history below makes."""
+"""More file calls than `OwnerWithoutFsync` makes."""
 
 
 class OwnerWithoutFsync:
@@ -66,7 +66,7 @@ def test_a_kill_loses_nothing_that_was_synced(durability: Durability) -> None:
 
 @pytest.mark.parametrize("durability", ["os", "interval"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_power_cut_loses_nothing_that_was_flushed_and_tells_what_else_it_took(durability: Durability, seed: int) -> None:
+def test_a_power_cut_loses_no_flushed_frame_and_other_losses_are_gaps(durability: Durability, seed: int) -> None:
     for call in range(1, CALLS):
         owner = OwnerWithoutFsync(durability, call, seed)
         owner.files.crash()
@@ -76,7 +76,7 @@ def test_a_power_cut_loses_nothing_that_was_flushed_and_tells_what_else_it_took(
 
 
 def check_what_is_left(found: list[Frame | Gap], appended: list[Sequence[Draft]], flushed: int) -> None:
-    """Whole groups, the flushed ones among them; before the last one served, what is not served is in a gap."""
+    """The log has whole groups, all flushed ones among them; what is missing before the last frame is in a Gap."""
     served = comparable(frame for frame in found if isinstance(frame, Frame))
     gaps = [gap for gap in found if isinstance(gap, Gap)]
     numbers = {frame.sequence for frame in served}
@@ -92,7 +92,7 @@ def check_what_is_left(found: list[Frame | Gap], appended: list[Sequence[Draft]]
 
 
 @pytest.mark.parametrize("durability", ["os", "interval"])
-def test_syncing_does_not_reach_for_the_disk(durability: Durability) -> None:
+def test_sync_makes_no_fsync(durability: Durability) -> None:
     files = SimulatedFiles()
     log = open_log(files, durability)
     list(log.recover())

@@ -1,6 +1,6 @@
-"""Every file call of a log's life goes wrong once: with an error, a short write, the end of the process, the end of the power.
+"""Each file call of a log fails once: with an error, a short write, a kill or a power cut.
 
-In each case: what was promised is there, what was refused is not, groups are whole, and the log goes on.
+In each case synced groups are in the log, refused groups are not, groups are whole, and the log can be appended to.
 """
 
 import errno
@@ -19,8 +19,8 @@ FAULTS: dict[str, Fault] = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "short": "
 
 
 @cache
-def calls_of_a_life() -> int:
-    """How many file calls the history makes when nothing goes wrong."""
+def calls_of_the_script() -> int:
+    """How many file calls the script makes if none fails."""
     files = SimulatedFiles()
     owner = ScriptedOwner(files)
     owner.run()
@@ -29,8 +29,8 @@ def calls_of_a_life() -> int:
     return files.calls
 
 
-def lived_until(call: int, how: Fault, seed: int = 0) -> ScriptedOwner:
-    """An owner whose n-th file call went wrong."""
+def owner_with_fault(call: int, how: Fault, seed: int = 0) -> ScriptedOwner:
+    """An owner whose file call number `call` failed."""
     files = SimulatedFiles(random.Random(seed))
     files.fail(call, how)
     owner = ScriptedOwner(files)
@@ -44,8 +44,8 @@ def lived_until(call: int, how: Fault, seed: int = 0) -> ScriptedOwner:
 @pytest.mark.parametrize("how", FAULTS)
 def test_any_call_may_fail(how: str) -> None:
     seen = set()
-    for call in range(1, calls_of_a_life() + 1):
-        owner = lived_until(call, FAULTS[how])
+    for call in range(1, calls_of_the_script() + 1):
+        owner = owner_with_fault(call, FAULTS[how])
         seen.update(owner.failures)
         check_survivors(owner.files.copy(), owner.synced, owner.unsynced)
         owner.files.crash()
@@ -57,22 +57,22 @@ def test_any_call_may_fail(how: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_power_may_be_cut_at_any_call(seed: int) -> None:
-    for call in range(1, calls_of_a_life() + 1):
-        owner = lived_until(call, "halt", seed)
+    for call in range(1, calls_of_the_script() + 1):
+        owner = owner_with_fault(call, "halt", seed)
         owner.files.crash()
         check_survivors(owner.files, owner.synced, owner.unsynced)
 
 
 def test_the_process_may_be_killed_at_any_call() -> None:
-    for call in range(1, calls_of_a_life() + 1):
-        owner = lived_until(call, "halt", seed=call)
+    for call in range(1, calls_of_the_script() + 1):
+        owner = owner_with_fault(call, "halt", seed=call)
         check_survivors(owner.files, owner.synced, owner.unsynced)
 
 
 @pytest.mark.parametrize("ahead", range(1, 13))
-def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_cut(ahead: int) -> None:
-    """Going back is cut off anywhere; the next process makes do with what it finds; a power cut then undoes what was not synced."""
-    for call in range(1, calls_of_a_life() + 1):
+def test_frames_recovered_after_a_failure_and_a_kill_survive_a_power_cut(ahead: int) -> None:
+    """A kill at any call of a reset; the next process recovers the log; then a power cut undoes what was not synced."""
+    for call in range(1, calls_of_the_script() + 1):
         files = SimulatedFiles(random.Random(call))
         files.fail(call, errno.EIO)
         files.fail(call + ahead, "halt")
@@ -88,8 +88,8 @@ def test_what_was_found_after_a_failure_and_a_kill_is_found_again_after_a_power_
         assert comparable(log.frames()) == found, f"call {call}"
 
 
-def test_a_failed_sync_is_never_taken_back() -> None:
-    """The system drops what a failed sync should have written and says yes to the next one: so the log must not ask again."""
+def test_after_a_failed_sync_its_frames_are_gone_and_a_new_segment_begins() -> None:
+    """The system may drop the data of a failed sync and report success for the next, on which the log must not rely."""
     files = SimulatedFiles()
     log = open_log(files)
     list(log.recover())
@@ -117,5 +117,5 @@ def test_a_failed_sync_is_never_taken_back() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(300))
-def test_power_cuts_by_the_hundred(seed: int) -> None:
+def test_many_power_cuts(seed: int) -> None:
     test_the_power_may_be_cut_at_any_call(seed)

@@ -1,4 +1,4 @@
-"""Storage roots: where partitions go, that they are found again, and who may use them."""
+"""Storage roots: in which root a new partition is created, how it is found again, and which process may use it."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_a_read_only_root_takes_no_new_partitions_but_serves_old_ones() -> None:
         FileStore.open([Root("/a", read_only=True)], files=files).log(1, 9)
 
 
-def test_a_lost_marker_is_written_anew_with_the_id_that_another_root_knows() -> None:
+def test_a_lost_marker_is_written_again_with_the_id_of_another_root() -> None:
     files = SimulatedFiles()
     directory = FileStore.open(["/a", "/b"], files=files)
     directory.log(1, 0)

@@ -51,7 +51,7 @@ def encoded(draft: Draft, flags: int = 0, compression: bool = True) -> bytes:
 
 
 def resealed(header: bytes) -> bytes:
-    """A header with a checksum that holds."""
+    """A header with the right checksum."""
     checksum: int = value(header[:68])
     return header[:68] + checksum.to_bytes(4, "little")
 
@@ -65,7 +65,7 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 @given(st.lists(st.binary(max_size=300)), st.sampled_from([bytes, bytearray, memoryview]))
-def test_what_is_read_is_what_was_written(parts: list[bytes], kind: type[Buffer]) -> None:
+def test_a_decoded_frame_equals_the_draft(parts: list[bytes], kind: type[Buffer]) -> None:
     data = encoded(DRAFT._replace(parts=[kind(part) for part in parts]), AFTER_SYNC)
     header = parse_header(data[:HEADER_BYTES])
     frame = unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4])
@@ -76,14 +76,14 @@ def test_what_is_read_is_what_was_written(parts: list[bytes], kind: type[Buffer]
 
 
 @pytest.mark.parametrize("numbers", [10, 10_000])
-def test_a_view_of_wider_units_is_written_by_its_bytes(numbers: int) -> None:
+def test_a_memoryview_of_wider_units_is_written_as_bytes(numbers: int) -> None:
     view = memoryview(array("I", range(numbers)))
     data = encoded(DRAFT._replace(parts=[b"x", view]), compression=False)
     header = parse_header(data[:HEADER_BYTES])
     assert unpack_body(header, data[HEADER_BYTES : HEADER_BYTES + header.stored_bytes + 4]).body == b"x" + view.tobytes()
 
 
-def test_every_flipped_bit_of_a_header_shows() -> None:
+def test_every_flipped_bit_of_a_header_is_found() -> None:
     header = encoded(DRAFT)[:HEADER_BYTES]
     for bit in range(8 * HEADER_BYTES):
         flipped = bytearray(header)
@@ -119,7 +119,7 @@ def test_a_compressed_body_of_another_size_than_claimed_is_damage(claimed: int) 
 @pytest.mark.parametrize(
     "wrong", [DRAFT._replace(base_offset=-1), DRAFT._replace(count=1 << 32), DRAFT._replace(column_bits=-1), DRAFT._replace(wall=1 << 63)]
 )
-def test_a_number_that_does_not_fit_is_refused_and_nothing_added(wrong: Draft) -> None:
+def test_a_number_that_does_not_fit_is_refused_and_adds_nothing(wrong: Draft) -> None:
     vector: list[Buffer] = []
     with pytest.raises(InvalidRequest, match="; "):
         FrameEncoder(1, 1).encode(wrong, 1, 0, vector)
@@ -131,34 +131,34 @@ NOISE = random.Random(1).randbytes(len(TEXT))
 
 
 def attempts(compressor: Compressor, body: bytes, times: int) -> int:
-    """How often a body that compresses was stored compressed."""
+    """How often a compressible body was stored compressed."""
     return sum(compressor.compress([body], len(body)) is not None for _ in range(times))
 
 
-def test_what_shrinks_comes_back_as_it_was() -> None:
+def test_a_compressed_body_decompresses_to_the_same_bytes() -> None:
     packed = Compressor().compress([TEXT[:100], TEXT[100:]], len(TEXT))
     assert packed is not None
     assert len(packed) < len(TEXT) // 10
     assert decompress(memoryview(packed), len(TEXT)) == TEXT
 
 
-def test_noise_is_stored_as_it_is_and_soon_not_even_looked_at() -> None:
+def test_compression_is_tried_less_often_after_bodies_that_do_not_compress() -> None:
     compressor = Compressor()
     assert attempts(compressor, NOISE, 5_000) == 0
-    # It is skipping now: even text is stored as it is, until the next look, after which it is compressed every time.
+    # It skips bodies now: text is stored uncompressed until the next try, and always compressed after it.
     results = [compressor.compress([TEXT], len(TEXT)) is not None for _ in range(MAX_SKIPPED + 1)]
     assert results.count(False) > MAX_SKIPPED // 4
     assert results == sorted(results)
     assert attempts(compressor, TEXT, 10) == 10
 
 
-def test_a_saving_below_five_percent_is_not_taken() -> None:
+def test_a_body_that_saves_less_than_five_percent_is_not_compressed() -> None:
     mostly_noise = NOISE[:980] + bytes(20)
     assert Compressor().compress([mostly_noise], 1000) is None
     assert Compressor().compress([NOISE[:900] + bytes(100)], 1000) is not None
 
 
-def test_what_expands_to_another_size_is_refused() -> None:
+def test_decompress_refuses_another_size() -> None:
     packed = Compressor().compress([bytes(1 << 20)], 1 << 20)
     assert packed is not None
     assert decompress(memoryview(packed), 1000) is None
@@ -172,7 +172,7 @@ LOST = Gap(3, 5, 10, 17, "elsewhere", "a frame body does not match its checksum"
 
 
 def packed(kind: int, flags: int, count: int, sequence: int, base: int, body: bytes) -> bytes:
-    """A frame as docs/format.md draws it."""
+    """A frame as docs/format.md shows it."""
     fields = (b"PSTK", 1, kind, flags, len(body), len(body), count, PARTITION, 0, INCARNATION, sequence, base, 1_000, 2_000)
     header = struct.pack("<4sBBHIIIIIQQQqq", *fields)
     frame = header + struct.pack("<I", value(header)) + body + struct.pack("<I", value(body))
@@ -189,13 +189,14 @@ def framed(drafted: object, sequence: int, flags: int = 0) -> bytes:
     return b"".join(vector)
 
 
-def test_their_bytes() -> None:
+def test_the_bytes_of_skip_and_gap_frames() -> None:
     assert framed(skip_draft(17, Moment(2_000, 1_000)), 5) == SKIP
     assert framed(gap_draft(LOST, Moment(2_000, 1_000)), 5, 8) == GAP
 
 
-def planted(*pieces: bytes) -> list[Frame | Gap]:
-    """What a log says whose first segment is these bytes."""
+def read_after(*pieces: bytes) -> list[Frame | Gap]:
+    """The frames of a log whose first segment has frames 1 and 2 and then these bytes; the second begins with frame
+    6."""
     files = SimulatedFiles()
     log = open_log(files)
     list(log.recover())
@@ -214,37 +215,37 @@ def planted(*pieces: bytes) -> list[Frame | Gap]:
     return list(log.frames())
 
 
-def test_without_them_a_hole_is_damage() -> None:
-    (gap,) = [found for found in planted() if isinstance(found, Gap)]
+def test_missing_frames_without_skip_or_gap_are_damage() -> None:
+    (gap,) = [found for found in read_after() if isinstance(found, Gap)]
     assert gap[:4] == (3, 5, 10, 17)
     assert not gap.repaired
 
 
-def test_a_skip_accounts_for_a_hole_and_is_not_handed_out() -> None:
-    found = comparable(planted(SKIP))
+def test_a_skip_explains_missing_frames_and_is_not_returned() -> None:
+    found = comparable(read_after(SKIP))
     assert [(frame.type, frame.sequence) for frame in found] == [(FrameType.DATA, 1), (FrameType.DATA, 2), (FrameType.BASE, 6)]
     assert found[:2] == expected([draft(0, 10, b"first"), draft(10, 0, b"second")])
 
 
-def test_a_skip_behind_damage_does_not() -> None:
-    (gap,) = [found for found in planted(packed(1, 0, 1, 4, 10, b"x")[:-16] + bytes(16), SKIP) if isinstance(found, Gap)]
+def test_a_skip_after_damage_does_not_hide_the_damage() -> None:
+    (gap,) = [found for found in read_after(packed(1, 0, 1, 4, 10, b"x")[:-16] + bytes(16), SKIP) if isinstance(found, Gap)]
     assert gap[:4] == (3, 5, 10, 17)
 
 
-def test_a_gap_is_handed_out_as_one() -> None:
-    found = planted(GAP)
+def test_a_gap_frame_is_returned_as_a_gap() -> None:
+    found = read_after(GAP)
     (gap,) = [one for one in found if isinstance(one, Gap)]
     assert gap == LOST._replace(where=gap.where)
     assert f"{0:020}-{1:020}.log bytes " in gap.where
     assert len(found) == 4
 
 
-def test_new_damage_before_a_gap_is_told_besides() -> None:
+def test_new_damage_before_a_gap_frame_is_another_gap() -> None:
     later = packed(5, 8, 1, 5, 17, msgspec.msgpack.encode([5, 5, 15, 17, "why"]))
-    gaps = [one for one in planted(bytes(80), later) if isinstance(one, Gap)]
+    gaps = [one for one in read_after(bytes(80), later) if isinstance(one, Gap)]
     assert [(*gap[:4], gap.repaired) for gap in gaps] == [(3, 4, 10, 15, False), (5, 5, 15, 17, True)]
 
 
-def test_a_gap_that_cannot_be_understood() -> None:
+def test_a_gap_frame_that_cannot_be_decoded_is_refused() -> None:
     with pytest.raises(CorruptLog, match="newer Penstock"):
-        planted(packed(5, 8, 1, 5, 17, b"\xc1"))
+        read_after(packed(5, 8, 1, 5, 17, b"\xc1"))

@@ -1,6 +1,6 @@
-"""Owner after owner on one disk, each with some trouble of its own: what one leaves half done, the next must live with.
+"""Several owners of one log, one after the other, each with a fault: each recovers what the one before it left.
 
-A failed sync, a kill and a power cut are each survived alone (test_faults); here they follow each other in any order.
+A failed sync, a kill and a power cut are tested alone in test_faults; here they follow each other in any order.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ TROUBLES: list[Fault] = ["halt", "halt", "torn", "short", errno.EIO, errno.EIO, 
 
 
 class OwnerWithoutRecovery(ScriptedOwner):
-    """An owner that dies of its first storage error instead of going back."""
+    """An owner that ends at its first storage error."""
 
     def _go_back(self, verb: str) -> None:
         raise StorageFailed(f"{verb} failed; the process ends")
 
 
 def live(owner: ScriptedOwner, rng: random.Random) -> None:
-    """Do some steps in any order, with a fault at some call on the way."""
+    """Run random steps with a fault at a random call."""
     steps: list[Step] = rng.choices(STEPS, k=rng.randint(0, 12))
     owner.files.fail(owner.files.calls + rng.randint(1, 90), rng.choice(TROUBLES))
     with contextlib.suppress(Halt, StorageFailed):
@@ -55,7 +55,7 @@ def check_generations(seed: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, 300, 25))
-def test_owner_after_owner(first: int) -> None:
+def test_many_owners_in_a_row(first: int) -> None:
     for seed in range(first, first + 25):
         try:
             check_generations(seed)
@@ -70,8 +70,8 @@ def test_a_first_rotation_leaves_one_segment() -> None:
     assert [facts.first_sequence for facts in owner.log.segments()] == [1]
 
 
-def test_a_first_rotation_killed_then_carried_on_then_a_power_cut() -> None:
-    """A rotation of an empty log makes its segment anew under the same name: whoever goes on with it must see to that name."""
+def test_a_first_rotation_survives_a_kill_and_then_a_power_cut() -> None:
+    """A rotation of an empty log creates its segment again under the same name, which the next owner must sync."""
     for seed in range(20):
         for call in range(1, 12):
             files = SimulatedFiles(random.Random(seed))
@@ -89,6 +89,6 @@ def test_a_first_rotation_killed_then_carried_on_then_a_power_cut() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1_000, 21_000, 250))
-def test_owner_after_owner_by_the_thousand(first: int) -> None:
+def test_many_owners_in_a_row_long(first: int) -> None:
     for seed in range(first, first + 250):
         check_generations(seed)

@@ -1,6 +1,6 @@
-"""The inbox as a folder of files: what is in it is whole, whatever was cut off.
+"""The inbox in files: every entry is whole, even after a crash.
 
-Staged parts: what was added is read back, and nothing that is not whole is ever taken for it.
+Staged parts: frames are read back as they were added, and a damaged part is never accepted.
 """
 
 import errno
@@ -31,17 +31,17 @@ QUEUE, OTHER = 0x0A, 0x0B
 
 @pytest.fixture(params=["simulated", "real"])
 def other_process(request: pytest.FixtureRequest, tmp_path: Path) -> OtherProcess:
-    """Somebody with an inbox, on each kind of disk."""
+    """A process that does not own the broker, on each kind of disk."""
     if request.param == "real":
         return OtherProcess(SystemFiles(), str(tmp_path / "data"))
     return OtherProcess(SimulatedFiles())
 
 
-def texts(inbox: Inbox, drop: InboxEntry) -> list[str]:
-    """All that a drop holds, read as its owner reads it."""
+def texts(inbox: Inbox, entry: InboxEntry) -> list[str]:
+    """The payloads of a published write, read as its owner reads them."""
     found = []
-    for part in inbox.manifest(drop).parts:
-        for frame in inbox.frames(drop, part):
+    for part in inbox.manifest(entry).parts:
+        for frame in inbox.frames(entry, part):
             found += [payload.decode() for payload in FrameColumns(frame).batch().payloads]
     return found
 
@@ -54,25 +54,25 @@ def only(inbox: Inbox) -> InboxEntry:
 # -- publishing ----------------------------------------------------------------------------------------
 
 
-def test_what_is_published_waits_for_its_owner(other_process: OtherProcess) -> None:
+def test_a_published_write_waits_for_the_owner(other_process: OtherProcess) -> None:
     assert not other_process.inbox.is_pending(QUEUE, "s", 1)
     assert other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(other_process.inbox)
-    assert (drop.incarnation, drop.is_operation) == (QUEUE, False)
-    assert texts(other_process.inbox, drop) == ["a", "b", "c"]
-    assert [part.items for part in other_process.inbox.manifest(drop).parts] == [2, 1]
+    entry = only(other_process.inbox)
+    assert (entry.incarnation, entry.is_operation) == (QUEUE, False)
+    assert texts(other_process.inbox, entry) == ["a", "b", "c"]
+    assert [part.items for part in other_process.inbox.manifest(entry).parts] == [2, 1]
     assert other_process.inbox.is_pending(QUEUE, "s", 1)
     assert not other_process.inbox.is_pending(QUEUE, "s", 2) and not other_process.inbox.is_pending(OTHER, "s", 1)
-    other_process.inbox.remove(drop)
+    other_process.inbox.remove(entry)
     assert not other_process.inbox.is_pending(QUEUE, "s", 1) and other_process.inbox_files() == []
 
 
-def test_what_is_staged_is_nobodys_yet(other_process: OtherProcess) -> None:
+def test_a_staged_write_is_not_waiting(other_process: OtherProcess) -> None:
     other_process.stage(QUEUE, [[batch_of("a")]])
     assert other_process.inbox.waiting() == []
 
 
-def test_the_same_one_is_in_the_inbox_once(other_process: OtherProcess) -> None:
+def test_a_source_and_number_is_published_once(other_process: OtherProcess) -> None:
     assert other_process.publish(QUEUE, batch_of("first"))
     assert not other_process.publish(QUEUE, batch_of("second"))
     assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
@@ -83,7 +83,7 @@ def test_the_same_one_is_in_the_inbox_once(other_process: OtherProcess) -> None:
     assert len(other_process.inbox.waiting()) == 4
 
 
-def test_a_write_may_be_begun_twice_and_given_up_twice(other_process: OtherProcess) -> None:
+def test_a_write_may_be_begun_twice_and_abandoned_twice(other_process: OtherProcess) -> None:
     write, _ = other_process.stage(QUEUE, [[batch_of("a")]])
     other_process.inbox.begin_write(write)
     other_process.inbox.begin_write(write)
@@ -92,7 +92,7 @@ def test_a_write_may_be_begun_twice_and_given_up_twice(other_process: OtherProce
     assert other_process.inbox_files() == []
 
 
-def test_a_write_of_nothing_is_a_drop_all_the_same(other_process: OtherProcess) -> None:
+def test_a_write_without_items_is_published(other_process: OtherProcess) -> None:
     assert other_process.publish(QUEUE, parts=1)
     assert other_process.inbox.manifest(only(other_process.inbox)).parts == [StagedPart("part-0.frames", 0, 0)]
 
@@ -100,14 +100,14 @@ def test_a_write_of_nothing_is_a_drop_all_the_same(other_process: OtherProcess) 
 @pytest.mark.parametrize(
     "wrong", [WriteManifest([], "s", 0), WriteManifest([], "s", -1), WriteManifest([], "", 1), WriteManifest([], "s", 1 << 63)]
 )
-def test_what_the_ledger_could_not_hold_is_not_published(other_process: OtherProcess, wrong: WriteManifest) -> None:
+def test_an_invalid_manifest_is_not_published(other_process: OtherProcess, wrong: WriteManifest) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
         other_process.inbox.publish(write_name(1), QUEUE, wrong)
     assert other_process.inbox_files() == []
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..\\x", "ü", "a" * 151, "a b"])
-def test_what_cannot_be_a_file_name_is_refused(other_process: OtherProcess, name: str) -> None:
+def test_an_invalid_file_name_is_refused(other_process: OtherProcess, name: str) -> None:
     if name:
         with pytest.raises(InvalidRequest, match="file name"):
             other_process.inbox.begin_write(name)
@@ -116,7 +116,7 @@ def test_what_cannot_be_a_file_name_is_refused(other_process: OtherProcess, name
     assert other_process.inbox_files() == []
 
 
-def test_it_is_known_when_a_write_began(other_process: OtherProcess) -> None:
+def test_the_manifest_says_when_the_write_began(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"), write=write_name(1234))
     assert other_process.inbox.manifest(only(other_process.inbox)).began_at == 1234
 
@@ -134,18 +134,18 @@ def test_publishing_is_all_or_nothing() -> None:
     met = set()
     for disk, done in cut_at_each_call(files, publish):
         other_process = OtherProcess(disk)
-        found = sorted(texts(other_process.inbox, drop) for drop in other_process.inbox.waiting())
+        found = sorted(texts(other_process.inbox, entry) for entry in other_process.inbox.waiting())
         assert found in ([["a", "b", "c"], ["before"]], [["before"]])
         assert len(found) == 2 or not done, "what was answered is there"
         met.add((len(found), done))
         other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2, write="again")
-        assert sorted(texts(other_process.inbox, drop) for drop in other_process.inbox.waiting()) == [["a", "b", "c"], ["before"]]
+        assert sorted(texts(other_process.inbox, entry) for entry in other_process.inbox.waiting()) == [["a", "b", "c"], ["before"]]
         other_process.inbox.sweep(1 << 62, {QUEUE})
         assert len(other_process.inbox_files()) == 2
     assert met == {(1, False), (2, False), (2, True)}
 
 
-def test_a_drop_is_taken_out_at_one_stroke() -> None:
+def test_removing_a_published_write_is_all_or_nothing() -> None:
     files = SimulatedFiles()
     OtherProcess(files).publish(QUEUE, batch_of("a"), batch_of("b"), parts=2)
 
@@ -156,16 +156,16 @@ def test_a_drop_is_taken_out_at_one_stroke() -> None:
     met = set()
     for disk, done in cut_at_each_call(files, remove):
         other_process = OtherProcess(disk)
-        found = [texts(other_process.inbox, drop) for drop in other_process.inbox.waiting()]
+        found = [texts(other_process.inbox, entry) for entry in other_process.inbox.waiting()]
         assert found in ([], [["a", "b"]])
         assert not (found and done)
         met.add(len(found))
         other_process.inbox.sweep(0, {QUEUE})
-        assert other_process.inbox_files() == [drop.label for drop in other_process.inbox.waiting()]
+        assert other_process.inbox_files() == [entry.label for entry in other_process.inbox.waiting()]
     assert met == {0, 1}
 
 
-def test_an_errand_is_there_or_not() -> None:
+def test_putting_an_operation_is_all_or_nothing() -> None:
     files = SimulatedFiles()
     FileInbox(files, ROOT).put_operation(QUEUE, "e", b"old word")
     for disk, done in cut_at_each_call(files, lambda disk: FileInbox(disk, ROOT).put_operation(QUEUE, "e", b"new word")):
@@ -174,8 +174,8 @@ def test_an_errand_is_there_or_not() -> None:
         assert body == b"new word" or (body == b"old word" and not done)
 
 
-def test_a_name_that_may_not_stay_is_said_so() -> None:
-    """The rename was done, so it is no failure; whether it lasts nobody knows."""
+def test_a_failed_sync_of_the_inbox_is_an_unknown_outcome() -> None:
+    """The rename was done, so the write did not fail; but it may be lost in a power cut."""
 
     class Forgetful(SimulatedFiles):
         def sync_directory(self, path: str) -> None:
@@ -184,7 +184,7 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
             super().sync_directory(path)
 
     other_process = OtherProcess(Forgetful())
-    with pytest.raises(OutcomeUnknown, match="look whether its items come"):
+    with pytest.raises(OutcomeUnknown, match="check whether its items arrive"):
         other_process.publish(QUEUE, batch_of("a"))
     assert texts(other_process.inbox, only(other_process.inbox)) == ["a"]
 
@@ -192,16 +192,16 @@ def test_a_name_that_may_not_stay_is_said_so() -> None:
 # -- removing ------------------------------------------------------------------------------------------
 
 
-def test_a_drop_comes_again_whose_removal_failed_half_way(other_process: OtherProcess) -> None:
+def test_a_write_is_published_again_after_its_removal_was_cut_off(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"))
-    drop = only(other_process.inbox)
-    other_process.files.rename(f"{other_process.root}/inbox/{drop.label}", f"{other_process.root}/inbox/{drop.label}.gone")
+    entry = only(other_process.inbox)
+    other_process.files.rename(f"{other_process.root}/inbox/{entry.label}", f"{other_process.root}/inbox/{entry.label}.gone")
     other_process.publish(QUEUE, batch_of("a"))
-    other_process.inbox.remove(drop)
+    other_process.inbox.remove(entry)
     assert other_process.inbox_files() == []
 
 
-def test_what_was_left_behind_is_swept_away(other_process: OtherProcess) -> None:
+def test_a_sweep_removes_old_writes_and_blobs_of_deleted_queues(other_process: OtherProcess) -> None:
     other_process.stage(QUEUE, [[batch_of("a")]], write_name(999))
     young, _ = other_process.stage(QUEUE, [[batch_of("b")]], write_name(1000))
     unnamed, _ = other_process.stage(QUEUE, [[batch_of("c")]], "by-hand")
@@ -218,7 +218,7 @@ def test_what_was_left_behind_is_swept_away(other_process: OtherProcess) -> None
     other_process.inbox.sweep(1000, {QUEUE})
 
 
-def test_an_inbox_that_is_not_there_is_empty(other_process: OtherProcess) -> None:
+def test_a_missing_inbox_is_empty(other_process: OtherProcess) -> None:
     assert other_process.inbox.waiting() == []
     assert other_process.inbox.blob_names(QUEUE, "") == []
     assert other_process.inbox.blob(QUEUE, "x") is None
@@ -227,10 +227,10 @@ def test_an_inbox_that_is_not_there_is_empty(other_process: OtherProcess) -> Non
     other_process.inbox.sweep(1 << 62, ())
 
 
-# -- errands and answers -------------------------------------------------------------------------------
+# -- remote operations and answers -------------------------------------------------------------------------------
 
 
-def test_errands_come_before_drops_and_are_replaced(other_process: OtherProcess) -> None:
+def test_operations_come_before_writes_and_are_replaced(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"))
     other_process.inbox.put_operation(QUEUE, "zz", b"1")
     other_process.inbox.put_operation(QUEUE, "zz", b"2")
@@ -244,15 +244,57 @@ def test_errands_come_before_drops_and_are_replaced(other_process: OtherProcess)
     assert [each.name for each in other_process.inbox.waiting() if each.is_operation] == ["aa"]
 
 
-def test_an_errand_taken_back_says_nothing(other_process: OtherProcess) -> None:
+def test_a_withdrawn_operation_is_none(other_process: OtherProcess) -> None:
     other_process.inbox.put_operation(QUEUE, "e", b"1")
-    errand = only(other_process.inbox)
+    entry = only(other_process.inbox)
     other_process.inbox.withdraw_operation(QUEUE, "e")
-    assert other_process.inbox.operation(errand) is None
-    other_process.inbox.remove(errand)
+    assert other_process.inbox.operation(entry) is None
+    other_process.inbox.remove(entry)
 
 
-def test_answers_are_read_by_name_and_forgotten(other_process: OtherProcess) -> None:
+class RacingFiles(SystemFiles):
+    """Files that another process removes just before each call that uses them."""
+
+    racing = False
+
+    def open(self, path: str, mode: Mode) -> int:
+        self._race(path)
+        return super().open(path, mode)
+
+    def remove(self, path: str) -> None:  # type: ignore[override]
+        self._race(path)
+        os.unlink(path)
+
+    def rename(self, source: str, target: str) -> None:  # type: ignore[override]
+        self._race(source)
+        os.replace(source, target)
+
+    def _race(self, path: str) -> None:
+        if self.racing and path.endswith((".errand", "-answer")):
+            Path(path).unlink(missing_ok=True)
+
+
+def test_client_and_owner_may_remove_the_same_file_at_once(tmp_path: Path) -> None:
+    files = RacingFiles()
+    inbox = FileInbox(files, str(tmp_path))
+
+    def entry() -> InboxEntry:
+        files.racing = False
+        inbox.put_operation(QUEUE, "e", b"1")
+        inbox.put_blob(QUEUE, "answer", b"2")
+        files.racing = True
+        return only(inbox)
+
+    entry()
+    inbox.withdraw_operation(QUEUE, "e")
+    inbox.remove(entry(), b"1")
+    assert inbox.operation(entry()) is None
+    assert inbox.blob(QUEUE, "answer") is None
+    entry()
+    inbox.remove_blob(QUEUE, "answer")
+
+
+def test_blobs_are_read_by_name_and_removed(other_process: OtherProcess) -> None:
     other_process.inbox.put_blob(QUEUE, "grant.s.1", b"first")
     other_process.inbox.put_blob(QUEUE, "grant.s.1", b"again")
     other_process.inbox.put_blob(QUEUE, "grant.t.1", b"")
@@ -265,7 +307,7 @@ def test_answers_are_read_by_name_and_forgotten(other_process: OtherProcess) -> 
 
 
 @pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "-x.errand", "000000000000000a-x.errand.tmp", "LOCK"])
-def test_what_is_not_ours_is_passed_over(other_process: OtherProcess, name: str) -> None:
+def test_other_files_in_the_inbox_are_ignored(other_process: OtherProcess, name: str) -> None:
     other_process.files.make_directory(f"{other_process.root}/inbox")
     other_process.files.close(other_process.files.open(f"{other_process.root}/inbox/{name}", "append"))
     assert other_process.inbox.waiting() == []
@@ -273,28 +315,28 @@ def test_what_is_not_ours_is_passed_over(other_process: OtherProcess, name: str)
     assert other_process.inbox_files() == [name]
 
 
-# -- a manifest that is not right ------------------------------------------------------------------------
+# -- wrong manifests ------------------------------------------------------------------------
 
 
-def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another() -> None:
+def test_a_damaged_manifest_is_refused_or_names_the_same_write() -> None:
     files = SimulatedFiles()
     other_process = OtherProcess(files)
     other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
-    drop = only(other_process.inbox)
-    path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
-    good, whole = files.content(path), other_process.inbox.manifest(drop)
+    entry = only(other_process.inbox)
+    path = f"{ROOT}/inbox/{entry.label}/{MANIFEST}"
+    good, whole = files.content(path), other_process.inbox.manifest(entry)
     for size in range(len(good)):
         files.put_file(path, good[:size])
         with pytest.raises(CorruptLog, match="cannot be read"):
-            other_process.inbox.manifest(drop)
+            other_process.inbox.manifest(entry)
     for bit in range(8 * len(good)):
         files.put_file(path, good)
         files.flip_bit(path, bit)
         try:
-            found = other_process.inbox.manifest(drop)
+            found = other_process.inbox.manifest(entry)
         except CorruptLog:
             continue
-        assert (found.source, found.number) == (whole.source, whole.number)  # what is left shows when the parts are read
+        assert (found.source, found.number) == (whole.source, whole.number)  # the parts show other damage
 
 
 @pytest.mark.parametrize(
@@ -312,28 +354,28 @@ def test_a_manifest_cut_anywhere_or_with_a_flipped_bit_is_not_taken_for_another(
     ],
     ids=str,
 )
-def test_a_manifest_that_is_not_that_of_its_drop_is_refused(changes: dict[str, object]) -> None:
+def test_the_manifest_of_another_write_is_refused(changes: dict[str, object]) -> None:
     files = SimulatedFiles()
     other_process = OtherProcess(files)
     other_process.publish(QUEUE, batch_of("a"))
-    drop = only(other_process.inbox)
-    path = f"{ROOT}/inbox/{drop.label}/{MANIFEST}"
+    entry = only(other_process.inbox)
+    path = f"{ROOT}/inbox/{entry.label}/{MANIFEST}"
     files.put_file(path, msgspec.json.encode({**msgspec.json.decode(files.content(path)), **changes}))
     with pytest.raises(CorruptLog, match=r"write it again|newer Penstock"):
-        other_process.inbox.manifest(drop)
+        other_process.inbox.manifest(entry)
 
 
-def test_a_part_is_looked_for_in_its_drop_alone(other_process: OtherProcess) -> None:
+def test_a_part_name_cannot_leave_its_folder(other_process: OtherProcess) -> None:
     other_process.publish(QUEUE, batch_of("a"))
-    drop = only(other_process.inbox)
+    entry = only(other_process.inbox)
     with pytest.raises(InvalidRequest, match="file name"):
-        other_process.inbox.frames(drop, StagedPart("../../penstock.json", 1, 1))
+        other_process.inbox.frames(entry, StagedPart("../../penstock.json", 1, 1))
     with pytest.raises(CorruptLog, match="lacks its part"):
-        other_process.inbox.frames(drop, StagedPart("another.frames", 1, 1))
+        other_process.inbox.frames(entry, StagedPart("another.frames", 1, 1))
 
 
 def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
-    """Between the look and the rename of one publisher another may have published the same."""
+    """Another process may publish the same write between the check and the rename."""
 
     class Late(SimulatedFiles):
         def exists(self, path: str) -> bool:
@@ -346,7 +388,7 @@ def test_a_target_that_appears_meanwhile_is_not_overwritten() -> None:
     assert texts(other_process.inbox, only(other_process.inbox)) == ["first"]
 
 
-def test_any_other_failure_of_the_rename_is_told() -> None:
+def test_any_other_failure_of_the_rename_is_raised() -> None:
     files = SimulatedFiles()
     other_process = OtherProcess(files)
     write, said = other_process.stage(QUEUE, [[batch_of("a")]])
@@ -369,9 +411,9 @@ def draft(*payloads: bytes) -> Draft:
 
 def staged(path: Path, *drafts: Draft, partition: int = 0) -> str:
     writer = StagedWriter(SystemFiles(), str(path), INCARNATION)
-    for other_process in drafts:
-        writer.add(other_process, partition)
-    assert writer.finish() == StagedPart(path.name, len(drafts), sum(other_process.count for other_process in drafts))
+    for one in drafts:
+        writer.add(one, partition)
+    assert writer.finish() == StagedPart(path.name, len(drafts), sum(one.count for one in drafts))
     return str(path)
 
 
@@ -385,7 +427,7 @@ def test_frames_are_read_back_in_order(tmp_path: Path) -> None:
     assert [frame.sequence for frame in read_part(SystemFiles(), path, INCARNATION)] == [1, 2, 3]
 
 
-def test_a_frame_is_found_where_it_was_said_to_begin(tmp_path: Path) -> None:
+def test_a_frame_is_read_at_the_position_that_add_returned(tmp_path: Path) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
     places = [writer.add(draft(b"x" * size), partition) for partition, size in ((3, 1), (4, 5_000), (5, 2))]
     writer.finish()
@@ -395,13 +437,13 @@ def test_a_frame_is_found_where_it_was_said_to_begin(tmp_path: Path) -> None:
     assert [(header.partition, len(FrameColumns(frame).batch().payloads[0])) for header, frame in found] == [(3, 1), (4, 5_000), (5, 2)]
 
 
-def test_nothing_added_is_no_file(tmp_path: Path) -> None:
+def test_a_part_without_frames_has_no_file(tmp_path: Path) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
     assert writer.finish() == StagedPart("part", 0, 0)
     assert [*tmp_path.iterdir()] == []
 
 
-def test_what_was_begun_can_be_discarded(tmp_path: Path) -> None:
+def test_a_begun_part_can_be_discarded(tmp_path: Path) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
     writer.discard()
     writer.add(draft(b"a"))
@@ -412,16 +454,16 @@ def test_what_was_begun_can_be_discarded(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_part_cut_at_any_byte_is_not_whole(tmp_path: Path) -> None:
+def test_a_part_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     whole = Path(staged(tmp_path / "part", draft(b"a", b"b"), draft(b"c"))).read_bytes()
     cut = tmp_path / "cut"
     for size in range(len(whole)):
         cut.write_bytes(whole[:size])
-        with pytest.raises(CorruptLog, match="is not whole"):
+        with pytest.raises(CorruptLog, match="is damaged"):
             read(str(cut))
 
 
-def test_a_part_with_any_bit_flipped_is_not_whole(tmp_path: Path) -> None:
+def test_a_part_with_any_bit_flipped_is_refused(tmp_path: Path) -> None:
     whole = Path(staged(tmp_path / "part", draft(b"a", b"b"), draft(b"c"))).read_bytes()
     flipped = tmp_path / "flipped"
     for bit in range(8 * len(whole)):
@@ -432,7 +474,7 @@ def test_a_part_with_any_bit_flipped_is_not_whole(tmp_path: Path) -> None:
             read(str(flipped))
 
 
-def test_a_part_with_something_behind_it_is_not_whole(tmp_path: Path) -> None:
+def test_a_part_with_bytes_after_it_is_refused(tmp_path: Path) -> None:
     path = Path(staged(tmp_path / "part", draft(b"a")))
     path.write_bytes(path.read_bytes() * 2)
     with pytest.raises(CorruptLog, match="bytes follow its last frame"):
@@ -441,7 +483,7 @@ def test_a_part_with_something_behind_it_is_not_whole(tmp_path: Path) -> None:
 
 def test_a_part_of_another_queue_is_refused(tmp_path: Path) -> None:
     path = staged(tmp_path / "part", draft(b"a"))
-    with pytest.raises(CorruptLog, match="is not the one that should be there"):
+    with pytest.raises(CorruptLog, match="has the header of another frame"):
         list(read_part(SystemFiles(), path, INCARNATION + 1))
 
 
@@ -449,18 +491,18 @@ def test_a_frame_of_another_type_is_refused(tmp_path: Path) -> None:
     vector: list[Any] = []
     FrameEncoder(INCARNATION, 0).encode(draft(b"a")._replace(type=FrameType.STATE), 1, 0, vector)
     (tmp_path / "part").write_bytes(b"".join(vector))
-    with pytest.raises(CorruptLog, match="is not the one that should be there"):
+    with pytest.raises(CorruptLog, match="has the header of another frame"):
         read(str(tmp_path / "part"))
 
 
 @pytest.mark.parametrize("wrong", [{"type": FrameType.STATE}, {"base_offset": 5}])
-def test_only_items_at_no_place_yet_are_taken(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_only_data_frames_of_base_0_are_added(tmp_path: Path, wrong: dict[str, Any]) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "part"), INCARNATION)
     with pytest.raises(InvalidRequest, match="a part takes DATA frames of base 0"):
         writer.add(draft(b"a")._replace(**wrong))
 
 
-def test_a_missing_part_and_a_missing_folder_are_said(tmp_path: Path) -> None:
+def test_a_missing_part_and_a_missing_folder_fail(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match=r"reading .*part failed"):
         read(str(tmp_path / "part"))
     writer = StagedWriter(SystemFiles(), str(tmp_path / "gone" / "part"), INCARNATION)
@@ -470,7 +512,7 @@ def test_a_missing_part_and_a_missing_folder_are_said(tmp_path: Path) -> None:
 
 
 class SyncRecordingFiles(SystemFiles):
-    """Notes what is synced; the device of a file may be full."""
+    """Records what is synced; syncs may fail."""
 
     def __init__(self, failing: bool = False) -> None:
         self.synced: list[str] = []
@@ -487,7 +529,7 @@ class SyncRecordingFiles(SystemFiles):
         super().sync_directory(path)
 
 
-def test_a_finished_part_is_synced_and_so_is_its_name(tmp_path: Path) -> None:
+def test_a_finished_part_and_its_folder_are_synced(tmp_path: Path) -> None:
     files = SyncRecordingFiles()
     writer = StagedWriter(files, str(tmp_path / "part"), INCARNATION)
     writer.add(draft(b"a"))
@@ -495,7 +537,7 @@ def test_a_finished_part_is_synced_and_so_is_its_name(tmp_path: Path) -> None:
     assert files.synced == ["file", str(tmp_path)]
 
 
-def test_a_sync_that_fails_is_no_finish(tmp_path: Path) -> None:
+def test_finish_fails_when_the_sync_fails(tmp_path: Path) -> None:
     writer = StagedWriter(SyncRecordingFiles(failing=True), str(tmp_path / "part"), INCARNATION)
     writer.add(draft(b"a"))
     with pytest.raises(StorageFailed, match="the disk is full"):
@@ -505,7 +547,7 @@ def test_a_sync_that_fails_is_no_finish(tmp_path: Path) -> None:
 
 
 class FullDiskFiles(SystemFiles):
-    """A disk that takes a few bytes of whatever is written."""
+    """A disk that writes only the first bytes of each write."""
 
     def write(self, handle: int, parts: Any) -> int:
         os.write(handle, b"some")
@@ -522,11 +564,11 @@ def test_a_part_that_failed_in_its_first_frame_is_discarded(tmp_path: Path) -> N
     assert [*tmp_path.iterdir()] == []
 
 
-def test_a_folder_that_others_remove_is_made_again(tmp_path: Path) -> None:
+def test_a_folder_that_other_writers_remove_is_created_again(tmp_path: Path) -> None:
     folder, made = tmp_path / "write", 0
 
     class Removing(SystemFiles):
-        """Somebody else removes the folder whenever it is empty, but for the fourth time."""
+        """Another writer removes the empty folder three times."""
 
         def open(self, path: str, mode: Mode) -> int:
             if folder.exists() and made < 4:
@@ -546,7 +588,7 @@ def test_a_folder_that_others_remove_is_made_again(tmp_path: Path) -> None:
     assert read(writer.path) == [[b"a"]]
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_fails(tmp_path: Path) -> None:
     writer = StagedWriter(SystemFiles(), str(tmp_path / "write" / "part"), INCARNATION, lambda: None)
     with pytest.raises(StorageFailed, match=r"writing .*part failed: No such file"):
         writer.begin()

@@ -1,4 +1,4 @@
-"""Segment files that are gone: noticed in every durability mode, by whoever owns the log, reads it, or looks it through."""
+"""Missing segment files are noticed in every durability mode, by the owner, by lock-free readers and by verify."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_the_only_segment_is_missing_and_the_opening_is_cut_off(durability: Dura
 
 
 @pytest.mark.parametrize("durability", DURABILITIES)
-def test_a_missing_only_segment_is_mended(durability: Durability) -> None:
+def test_a_missing_only_segment_is_repaired(durability: Durability) -> None:
     files = written(durability)
     files.remove(segments(files)[0])
     done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock())
@@ -90,7 +90,7 @@ def test_a_missing_only_segment_is_mended(durability: Durability) -> None:
 
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
-def test_a_power_cut_that_takes_what_was_not_synced_is_no_damage(durability: Durability) -> None:
+def test_losing_unsynced_frames_in_a_power_cut_is_not_damage(durability: Durability) -> None:
     for seed in range(20):
         files = written(durability, segment_count=2)
         files._rng.seed(seed)
@@ -99,17 +99,17 @@ def test_a_power_cut_that_takes_what_was_not_synced_is_no_damage(durability: Dur
         assert gaps_of(open_log(files, durability)) == []
 
 
-def test_missing_segments_at_the_front_are_mended_by_one_that_stands_for_them() -> None:
+def test_missing_oldest_segments_are_repaired_by_one_gap_segment() -> None:
     files = written("fsync", segment_count=3)
     files.remove(segments(files)[0])
-    told: list[int] = []
+    offsets: list[int] = []
 
     def lost_front(log: ReadableLog, first_offset: int) -> list[Gap]:
-        told.append(first_offset)
+        offsets.append(first_offset)
         return [Gap(1, 0, 2, ITEMS, FOLDER, "missing")]  # the first two were dropped on purpose
 
     done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock(), lost_front=lost_front)
-    assert told == [ITEMS]
+    assert offsets == [ITEMS]
     assert [(gap.start, gap.stop) for gap in done.gaps] == [(2, ITEMS)]
     files.kill()
     log = open_log(files)
@@ -120,7 +120,7 @@ def test_missing_segments_at_the_front_are_mended_by_one_that_stands_for_them() 
     assert verify(files, FOLDER, INCARNATION, PARTITION).sound
 
 
-def test_a_segment_deleted_while_its_owner_is_at_work_is_a_gap() -> None:
+def test_a_segment_deleted_while_the_log_is_open_is_a_gap() -> None:
     files = written("fsync", segment_count=4)
     log = open_log(files)
     list(log.recover())

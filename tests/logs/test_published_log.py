@@ -1,15 +1,17 @@
-"""A lock-free reader sees what is published, no more, and follows its owner."""
+"""A lock-free reader reads exactly the published frames and follows the owner."""
 
 import pytest
 
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filelog import FileLog
+from penstock.logs.files.filesystem import Mode
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.log import Durability, Gap
 from penstock.testing import SimulatedFiles
-from penstock.words.errors import BrokerClosed
+from penstock.words.errors import BrokerClosed, StorageFailed
 from tests.logs.backends import INCARNATION, PARTITION, base_draft, comparable, draft, expected, noise
-from tests.logs.scripted_owner import FOLDER, ROOT
+from tests.logs.items import fill, runs
+from tests.logs.scripted_owner import FOLDER, ROOT, segments
 
 
 def owner_and_reader(files: SimulatedFiles, durability: Durability = "fsync") -> tuple[FileLog, PublishedLog]:
@@ -39,7 +41,7 @@ def test_it_stops_at_the_synced_position_and_follows_it(durability: Durability) 
     assert [segment.base_offset for segment in reader.segments()] == [0, 3]
 
 
-def test_what_an_owner_takes_back_was_never_shown() -> None:
+def test_frames_that_a_reset_cuts_were_never_visible() -> None:
     log, reader = owner_and_reader(SimulatedFiles())
     log.append([draft(0, 1, b"kept")])
     log.sync()
@@ -76,6 +78,38 @@ def test_damage_is_a_gap() -> None:
     assert isinstance(gap, Gap)
     assert gap[:4] == (1, 1, 0, 1)
     assert comparable([second]) == expected([draft(1, 1, b"x" * 16)], 2)
+
+
+def test_recover_fails_when_segments_are_removed_faster_than_they_are_opened() -> None:
+    class Vanishing(SimulatedFiles):
+        """A disk on which the owner always removes the first segment just before a reader opens it."""
+
+        def open(self, path: str, mode: Mode) -> int:
+            if path.endswith(f"{0:020}-{1:020}.log") and mode == "read":
+                raise FileNotFoundError(2, "No such file or directory", path)
+            return super().open(path, mode)
+
+    files = Vanishing()
+    log, reader = owner_and_reader(files)
+    log.append([draft(0, 1, b"x")])
+    log.rotate(base_draft(1, b"the newest Base"))
+    path = segments(files)[-1]
+    files.flip_bit(path, 8 * files.content(path).index(b"the newest Base"))  # replay begins in the first segment
+    with pytest.raises(StorageFailed, match="No such file or directory"):
+        list(reader.recover())
+
+
+def test_nothing_is_intact_when_only_rewritten_segments_are_left() -> None:
+    files = SimulatedFiles()
+    log, reader = owner_and_reader(files)
+    fill(log)
+    log.rewrite(0, 2, runs([3, 50]))
+    log.close()
+    assert reader.readable_range().intact_from == log.sequence - 17
+    for path in segments(files)[1:]:
+        files.remove(path)
+    found = FileStore.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).readable_range()
+    assert found.sequence == log.sequence and found.intact_from == log.sequence + 1
 
 
 def test_closed_is_closed() -> None:

@@ -1,4 +1,4 @@
-"""A lock-free reader whose segments are dropped and rewritten under it: it serves right bytes, or a Gap that says what happened."""
+"""A lock-free reader while segments are dropped and rewritten: it returns right bytes, or a Gap that says why not."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -34,7 +34,7 @@ STILL_THERE = {"drop": range(48, STOP), "rewrite": range(72, STOP), "both": rang
 
 
 class InterceptedFiles:
-    """Files in whose n-th call, just before it is done, something else happens."""
+    """Files that call `meddle` just before their n-th call."""
 
     def __init__(self, files: SimulatedFiles, call: int, meddle: Callable[[], object]) -> None:
         self._files = files
@@ -66,7 +66,7 @@ def owned() -> tuple[SimulatedFiles, FileLog]:
 
 
 def check(found: Iterable[Frame | Gap], action: str) -> None:
-    """Nothing wrong, nothing twice, nothing missing but what was let go; what is gone without a word was removed by a rewrite."""
+    """No wrong item, no item twice, no kept item missing; an item missing without a Gap was removed by a rewrite."""
     result = served_items(found)
     assert all("retention" in gap.why for gap in result.gaps)
     excused = {offset for gap in result.gaps for offset in range(gap.start, gap.stop)}
@@ -87,7 +87,7 @@ READS: dict[str, Callable[[PublishedLog], Iterable[Frame | Gap]]] = {
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_at_every_call_of_a_reader(action: str, read: str) -> None:
+def test_retention_at_every_call_of_a_read(action: str, read: str) -> None:
     call = 0
     while True:
         call += 1
@@ -105,7 +105,7 @@ def test_at_every_call_of_a_reader(action: str, read: str) -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_recovery_at_every_call(action: str) -> None:
+def test_retention_at_every_call_of_recovery(action: str) -> None:
     call = 0
     while True:
         call += 1
@@ -121,8 +121,8 @@ def test_recovery_at_every_call(action: str) -> None:
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("begun", [1, 9, 30])
-def test_in_the_middle_of_a_listing(action: str, begun: int) -> None:
-    """Between two frames of a listing, with other reads of the same reader in between."""
+def test_retention_between_two_frames_of_a_listing(action: str, begun: int) -> None:
+    """The same reader also does other reads meanwhile."""
     files, log = owned()
     reader = PublishedLog(files, FOLDER, INCARNATION, PARTITION)
     listing = reader.frames()
@@ -138,7 +138,7 @@ def test_in_the_middle_of_a_listing(action: str, begun: int) -> None:
     )
 
 
-def test_what_it_says_of_segments_and_times_follows() -> None:
+def test_segments_and_times_follow_retention() -> None:
     files, log = owned()
     reader = PublishedLog(files, FOLDER, INCARNATION, PARTITION)
     assert [facts.base_offset for facts in reader.segments()] == [0, 24, 48, 72, 96]
@@ -153,7 +153,7 @@ def test_what_it_says_of_segments_and_times_follows() -> None:
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["position deleted", "position there"])
-def test_the_next_offset_is_told_where_no_time_is_late_enough(deleted: bool) -> None:
+def test_offset_at_a_time_after_the_last_item_is_the_next_offset(deleted: bool) -> None:
     files, log = owned()
     log.close()
     if deleted:

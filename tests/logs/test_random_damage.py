@@ -1,4 +1,4 @@
-"""Whole directories damaged at random, then verify, repair, open: no wrong bytes, no whole frame lost, no crash."""
+"""Random damage to all files of a log, then verify, repair, open: no wrong bytes, no whole frame lost, no crash."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SECTOR = 512
 
 
 class WrittenFrame(NamedTuple):
-    """Where a frame was written."""
+    """The position of a written frame."""
 
     path: str
     start: int
@@ -32,7 +32,7 @@ class WrittenFrame(NamedTuple):
 
 
 class RandomLog:
-    """A log that was filled, thinned out and closed, as chance has it; its disk, its frames, and where they lie."""
+    """A closed log with random frames, drops and rewrites: its disk, its frames and their positions."""
 
     def __init__(self, rng: random.Random) -> None:
         self.files = SimulatedFiles(rng)
@@ -63,7 +63,7 @@ class RandomLog:
         log.close()
         self.frames = {frame.sequence: frame for frame in comparable(log_frames(self.files))}
         make_durable(self.files)
-        self.places = [place for path in segments(self.files) for place in places_in(self.files, path)]
+        self.places = [place for path in segments(self.files) for place in frames_in_segment(self.files, path)]
 
 
 def log_frames(files: SimulatedFiles) -> list[Frame | Gap]:
@@ -73,14 +73,14 @@ def log_frames(files: SimulatedFiles) -> list[Frame | Gap]:
 
 
 def make_durable(files: SimulatedFiles) -> None:
-    """Nobody has the disk open, and a power cut would change nothing."""
+    """Close all files and sync everything, so that a power cut changes nothing."""
     files.kill()
     for path, data in files.contents().items():
         if not path.endswith("/"):
             files.put_file(path, data)
 
 
-def places_in(files: SimulatedFiles, path: str) -> list[WrittenFrame]:
+def frames_in_segment(files: SimulatedFiles, path: str) -> list[WrittenFrame]:
     content, at, found = files.content(path), 0, []
     while at < len(content):
         header = parse_header(content[at : at + HEADER_BYTES])
@@ -134,7 +134,7 @@ def damage_files(files: SimulatedFiles, rng: random.Random) -> None:
 
 
 class OpenedLog(NamedTuple):
-    """What an owner finds."""
+    """The result of an opening."""
 
     recovered: list[ComparableFrame]
     missed: list[Gap]
@@ -143,7 +143,7 @@ class OpenedLog(NamedTuple):
 
 
 def opened(files: SimulatedFiles) -> OpenedLog | None:
-    """Open a twin of the disk; None when it does not open."""
+    """Open the log on a copy of the disk; None if it does not open."""
     log = open_log(files.copy())
     try:
         recovered = list(log.recover())
@@ -161,7 +161,7 @@ def only_gaps(found: list[Frame | Gap]) -> list[Gap]:
     return [gap for gap in found if isinstance(gap, Gap)]
 
 
-def looked_at(files: SimulatedFiles) -> VerifyReport:
+def verified(files: SimulatedFiles) -> VerifyReport:
     before = files.contents()
     files.set_read_only()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
@@ -171,23 +171,23 @@ def looked_at(files: SimulatedFiles) -> VerifyReport:
 
 
 def check_damaged(life: RandomLog, files: SimulatedFiles) -> None:
-    report, found = looked_at(files), opened(files)
+    report, found = verified(files), opened(files)
     assert report.opens == (found is not None), report.errors
     if found is not None:
         check_right(life, found)
-        check_told(report, found)
+        check_reported(report, found)
         check_nothing_whole_is_lost(life, files, found)
     check_repair(life, files.copy(), report, found)
 
 
 def check_right(life: RandomLog, found: OpenedLog) -> None:
-    """What is served is what was written."""
+    """Every frame is as it was written."""
     assert all(life.frames.get(frame.sequence) == frame for frame in found.frames)
     assert all(life.frames.get(frame.sequence) == frame for frame in found.recovered if frame.body != b"a checkpoint")
 
 
-def check_told(report: VerifyReport, found: OpenedLog) -> None:
-    """verify lists what recovery, which begins at a Base, says; but for Bases, which recovery can do without."""
+def check_reported(report: VerifyReport, found: OpenedLog) -> None:
+    """verify reports the gaps of recovery, except lost Bases, which recovery does not need."""
     begun = found.recovered[0].sequence if found.recovered and found.recovered[0].type is FrameType.BASE else 0
     bases = [gap for gap in report.gaps if gap.start == gap.stop and gap.first_sequence == gap.last_sequence]
     later = [gap for gap in report.gaps if gap.last_sequence > begun]
@@ -195,7 +195,7 @@ def check_told(report: VerifyReport, found: OpenedLog) -> None:
 
 
 def check_nothing_whole_is_lost(life: RandomLog, files: SimulatedFiles, found: OpenedLog) -> None:
-    """A frame whose bytes are as they were is served. Where it is not known how far the log was synced, its last segment may be torn."""
+    """Every frame with unchanged bytes is served; without a published position the last segment may be torn."""
     known = files.contents().get(f"{FOLDER}/synced") == life.files.content(f"{FOLDER}/synced")
     there = segments(files)
     served = {frame.sequence for frame in found.frames}
@@ -209,7 +209,7 @@ def check_repair(life: RandomLog, files: SimulatedFiles, report: VerifyReport, b
     done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock())
     assert done.opens == report.opens
     assert done.gaps == report.damage
-    after, found = looked_at(files), opened(files)
+    after, found = verified(files), opened(files)
     assert after.damage == []
     assert (after.items, after.next_offset) == (report.items, max(report.next_offset, after.next_offset))
     assert lost(after.gaps) == lost(report.gaps)
@@ -224,7 +224,7 @@ def check_repair(life: RandomLog, files: SimulatedFiles, report: VerifyReport, b
         assert all(gap.repaired for gap in found.gaps)
     check_changes_nothing_again(files)
     if found is not None:
-        check_goes_on(files)
+        check_append_works(files)
 
 
 def lost(gaps: list[Gap]) -> set[int]:
@@ -238,7 +238,7 @@ def check_changes_nothing_again(files: SimulatedFiles) -> None:
     assert {path: data for path, data in files.contents().items() if not path.endswith("LOCK")} == before
 
 
-def check_goes_on(files: SimulatedFiles) -> None:
+def check_append_works(files: SimulatedFiles) -> None:
     log = open_log(files)
     list(log.recover())
     if log.wants_base:
@@ -253,7 +253,7 @@ def check_goes_on(files: SimulatedFiles) -> None:
 def check_seed(seed: int) -> None:
     rng = random.Random(seed)
     life = RandomLog(rng)
-    assert looked_at(life.files).sound
+    assert verified(life.files).sound
     for _ in range(4):
         files = life.files.copy()
         damage_files(files, rng)
@@ -276,5 +276,5 @@ def test_random_damage(first: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1_000, 6_000, 100))
-def test_random_damage_by_the_thousand(first: int) -> None:
+def test_random_damage_long(first: int) -> None:
     run(range(first, first + 100))

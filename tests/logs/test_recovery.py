@@ -1,4 +1,4 @@
-"""What opening makes of what a crash or damage left: the cases that the torture tests meet by chance, one by one."""
+"""Opening a log after a crash or damage, case by case (test_torture tests every byte)."""
 
 import errno
 
@@ -24,7 +24,7 @@ def opened(files: SimulatedFiles) -> FileLog:
 
 
 def written(synced_each: bool) -> SimulatedFiles:
-    """Six groups, each synced before the next is written, or all of them by one sync at the end."""
+    """Six groups, each synced before the next is written, or all by one sync at the end."""
     files = SimulatedFiles()
     log = opened(files)
     for group in GROUPS:
@@ -36,7 +36,7 @@ def written(synced_each: bool) -> SimulatedFiles:
 
 
 def summary(found: list[Frame | Gap]) -> list[int | tuple[int, int, int, int]]:
-    """Sequences of frames; of gaps the ranges."""
+    """The sequences of frames, and the ranges of gaps."""
     return [item[:4] if isinstance(item, Gap) else item.sequence for item in found]
 
 
@@ -45,7 +45,7 @@ def damage(files: SimulatedFiles, frame: int) -> None:
 
 
 def lag(files: SimulatedFiles) -> None:
-    """Put the published position back to what it was before anything was appended, as a power cut may."""
+    """Restore the published position from before the first append, as a power cut may."""
     early = SimulatedFiles()
     opened(early)
     files.put_file(SYNCED, early.content(SYNCED))
@@ -57,7 +57,7 @@ def test_damage_below_the_published_position_is_a_gap() -> None:
     assert summary(list(open_log(files).recover())) == [1, 2, (3, 3, 2, 3), 4, 5, 6]
 
 
-def test_a_later_frame_vouches_for_earlier_ones_when_the_position_lags() -> None:
+def test_a_later_frame_proves_that_earlier_ones_were_synced() -> None:
     files = written(synced_each=True)
     damage(files, 2)
     lag(files)
@@ -66,7 +66,7 @@ def test_a_later_frame_vouches_for_earlier_ones_when_the_position_lags() -> None
     assert log.findings == []
 
 
-def test_what_no_sync_covered_ends_where_it_is_torn() -> None:
+def test_unsynced_frames_end_at_the_first_torn_one() -> None:
     files = written(synced_each=False)
     damage(files, 2)
     lag(files)
@@ -83,7 +83,7 @@ def test_without_a_published_position_nothing_is_cut_while_a_whole_group_follows
     assert summary(list(open_log(files).recover())) == [1, 2, (3, 3, 2, 3), 4, 5, 6]
 
 
-def test_damage_at_the_end_is_kept_and_the_log_goes_on_in_a_new_segment() -> None:
+def test_damage_at_the_end_is_kept_and_the_log_continues_in_a_new_segment() -> None:
     files = written(synced_each=True)
     damage(files, 5)
     before = files.content(FIRST)
@@ -98,7 +98,7 @@ def test_damage_at_the_end_is_kept_and_the_log_goes_on_in_a_new_segment() -> Non
     assert summary(opened(files).read(4, 7)) == [5, (6, 6, 5, 6), 8]
 
 
-def test_a_file_shorter_than_promised_is_damage() -> None:
+def test_a_file_shorter_than_the_published_position_is_damage() -> None:
     files = written(synced_each=True)
     files.put_file(FIRST, files.content(FIRST)[: 4 * FRAME_BYTES])
     log = open_log(files)
@@ -106,7 +106,7 @@ def test_a_file_shorter_than_promised_is_damage() -> None:
     assert log.wants_base
 
 
-def test_a_damaged_base_falls_back_to_the_one_before() -> None:
+def test_with_a_damaged_base_replay_begins_at_the_one_before() -> None:
     files = written(synced_each=True)
     log = opened(files)
     log.rotate(base_draft(6))
@@ -130,8 +130,8 @@ def test_a_rotation_that_was_cut_off_leaves_no_trace() -> None:
     assert comparable(log.frames()) == expected([*GROUPS, base_draft(6)])
 
 
-def test_what_is_handed_out_after_a_failed_sync_of_a_dead_process_is_made_to_last() -> None:
-    """The dead one's sync failed: its frames read well from the cache, count as clean, and are not on the disk."""
+def test_frames_of_a_failed_sync_of_an_earlier_process_are_written_again() -> None:
+    """The frames can be read from the page cache and are not marked as changed, but they are not on the disk."""
     files = SimulatedFiles()
     log = opened(files)
     log.append([GROUPS[0]])

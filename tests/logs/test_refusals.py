@@ -1,4 +1,4 @@
-"""A place that cannot be used is refused with a sentence that says what to do, and is left as it was, to the byte."""
+"""A directory that cannot be used is refused with a message that says what to do, and is not changed."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ MARKER = f"{ROOT}/penstock.json"
 
 
 def ours() -> SimulatedFiles:
-    """A disk with a broker's directory on it, nobody in it."""
+    """A disk with a broker's directory that no process has open."""
     owner = ScriptedOwner(SimulatedFiles())
     owner.run()
     owner.log.close()
@@ -123,7 +123,7 @@ def test_a_directory_in_use() -> None:
 
 
 def hold(path: str, line: Connection) -> None:
-    """Hold a directory until told to stop."""
+    """Hold a directory until a message arrives."""
     with contextlib.closing(FileStore.open([path])):
         line.send(os.getpid())
         line.recv()
@@ -160,7 +160,7 @@ def test_a_directory_in_use_by_another_process(tmp_path: Path) -> None:
     FileStore.open([str(root)]).close()
 
 
-def test_readers_are_welcome_and_write_nothing() -> None:
+def test_readers_of_a_directory_in_use_write_nothing() -> None:
     files = ours()
     holder = FileStore.open([ROOT], files=files)
     before, calls = files.contents(), files.calls
@@ -177,7 +177,7 @@ def test_readers_are_welcome_and_write_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None:
-    stuck = [stuck_directory() for _ in range(20)]  # of these letting go fails: the others are let go of all the same
+    stuck = [stuck_directory() for _ in range(20)]  # closing these fails; the others must be closed nevertheless
     directory = FileStore.open([str(tmp_path / "data")])
     reading, writing = os.pipe()
     child = os.fork()
@@ -197,7 +197,7 @@ def test_a_forked_child_cannot_use_its_parents_directory(tmp_path: Path) -> None
 
 
 def stuck_directory() -> FileStore:
-    """A directory whose handles cannot be closed any more."""
+    """A store whose handles cannot be closed."""
     files = SimulatedFiles()
     directory = FileStore.open([ROOT], files=files)
     files.kill()

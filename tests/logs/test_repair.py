@@ -1,4 +1,4 @@
-"""repair keeps every whole frame and says for good what is lost."""
+"""repair keeps every whole frame and records what is lost."""
 
 import json
 
@@ -17,8 +17,8 @@ from tests.logs.backends import INCARNATION, PARTITION, base_draft
 from tests.logs.damaged_logs import (
     DAMAGES,
     STOP,
-    check_again,
-    check_goes_on,
+    check_append_works,
+    check_second_repair,
     cut,
     damaged,
     flip_frames_with,
@@ -35,7 +35,7 @@ from tests.logs.scripted_owner import FOLDER, ROOT, open_log, segments
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_mended(name: str) -> None:
+def test_damage_is_repaired(name: str) -> None:
     files = damaged(name)
     report = verify(files, FOLDER, INCARNATION, PARTITION)
     before, recovered_before = listed(files), opened(files.copy())
@@ -54,8 +54,8 @@ def test_what_is_mended(name: str) -> None:
     assert after.sound
     assert after.items == report.items
     assert [entry for entry in after.side_files if "missing" not in entry] == []
-    check_goes_on(files.copy())
-    check_again(files)
+    check_append_works(files.copy())
+    check_second_repair(files)
 
 
 @pytest.mark.parametrize("name", ["an item frame", "the end", "an old one's content"])
@@ -70,7 +70,7 @@ def test_the_damaged_original_is_kept(name: str) -> None:
     assert files.content(original) != before[original]
 
 
-def test_unless_told_otherwise() -> None:
+def test_discard_keeps_no_damaged_original() -> None:
     files = damaged("two segments")
     done = run_repair(files, discard=True)
     assert len(done.segments) == 2
@@ -78,7 +78,7 @@ def test_unless_told_otherwise() -> None:
     assert not any("damaged" in path for path in files.contents())
 
 
-def test_damage_after_a_repair_is_kept_beside_the_earlier() -> None:
+def test_a_second_damaged_original_is_kept_beside_the_first() -> None:
     files = damaged("an item frame")
     first = run_repair(files)
     flip_frames_with(files, payload(26))
@@ -104,7 +104,7 @@ def test_the_report_is_a_file() -> None:
     assert run_repair(files).path == f"{FOLDER}/repair-2.json"
 
 
-def test_a_sound_log_is_left_as_it_is() -> None:
+def test_a_sound_log_is_not_changed() -> None:
     files = undamaged()
     before = without_lock(files)
     done = run_repair(files)
@@ -112,7 +112,7 @@ def test_a_sound_log_is_left_as_it_is() -> None:
     assert without_lock(files) == before
 
 
-def test_what_is_torn_is_left_to_the_next_opening() -> None:
+def test_torn_bytes_are_not_changed() -> None:
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -123,7 +123,7 @@ def test_what_is_torn_is_left_to_the_next_opening() -> None:
     assert without_lock(files) == before
 
 
-def test_a_wrong_synced_position_is_set_right() -> None:
+def test_a_wrong_synced_position_is_corrected() -> None:
     files = undamaged()
     path = f"{FOLDER}/synced"
     synced = unpack_synced(files.content(path))
@@ -131,22 +131,22 @@ def test_a_wrong_synced_position_is_set_right() -> None:
     files.put_file(path, msgspec.structs.replace(synced, position=synced.position + 16).pack())
     assert run_repair(files).side_files == ["synced: does not fit the log"]
     assert unpack_synced(files.content(path)) == synced
-    check_again(files)
+    check_second_repair(files)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "synced", f"{0:020}-{1:020}.idx"])
-def test_wrong_side_files_are_dropped(name: str) -> None:
+def test_wrong_side_files_are_removed(name: str) -> None:
     files = undamaged()
     files.put_file(f"{FOLDER}/{name}", b"nonsense")
     done = run_repair(files)
     assert len(done.side_files) == 1
     assert not files.exists(f"{FOLDER}/{name}")
     assert done.opens
-    check_again(files)
+    check_second_repair(files)
 
 
-def test_a_checkpoint_behind_the_damage_still_counts() -> None:
-    """It knows what the lost records said: a repair that moves frames must not make the log forget it."""
+def test_a_checkpoint_after_the_damage_is_still_used() -> None:
+    """It has the state of the lost records: the repair moves frames, but must not make the checkpoint unusable."""
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -162,7 +162,7 @@ def test_a_checkpoint_behind_the_damage_still_counts() -> None:
 
 
 def test_a_checkpoint_whose_last_frame_is_damaged() -> None:
-    """Its header is sound, so it counts before the repair, and after it, when a GAP stands there."""
+    """The frame's header is valid, so the checkpoint is used before the repair, and after it with a GAP frame."""
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -177,8 +177,8 @@ def test_a_checkpoint_whose_last_frame_is_damaged() -> None:
     assert before[0][0].body == b"the state"
 
 
-def test_a_checkpoint_that_did_not_fit_never_comes_to_fit() -> None:
-    """An owner that ignored it went on from another state."""
+def test_an_unusable_checkpoint_is_not_usable_after_the_repair() -> None:
+    """An owner that ignored it continued from another state."""
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -202,7 +202,7 @@ def test_a_checkpoint_that_did_not_fit_never_comes_to_fit() -> None:
         assert opened(killed)[0] == before[0]
 
 
-def test_a_rewritten_segment_is_known_for_one_after_its_repair() -> None:
+def test_a_repaired_rewritten_segment_is_still_recognised() -> None:
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -220,7 +220,7 @@ GROUPED = {"first": payload(STOP), "middle": b"what happened", "last": payload(S
 
 
 @pytest.mark.parametrize("which", GROUPED)
-def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: str) -> None:
+def test_the_rest_of_a_damaged_group_is_kept_without_the_synced_position(which: str) -> None:
     files = undamaged()
     newest = segments(files)[-1]
     files.flip_bit(newest, 8 * files.content(newest).rindex(GROUPED[which]))
@@ -232,8 +232,8 @@ def test_what_is_left_of_a_group_stays_also_without_the_synced_position(which: s
     assert opened(files)[0][-1].sequence == before[-1].sequence
 
 
-def test_damage_before_a_gap_is_never_a_torn_tail() -> None:
-    """The published position may lag behind after a power cut: a GAP frame, which was synced, vouches for what is before it."""
+def test_damage_before_a_gap_frame_is_never_a_torn_tail() -> None:
+    """The published position may lag after a power cut, but a GAP frame proves that earlier frames were synced."""
     files = undamaged()
     log = open_log(files)
     list(log.recover())
@@ -291,7 +291,7 @@ def test_another_partitions_file() -> None:
     refused(files, CorruptLog, "partition 8")
 
 
-def test_without_a_base_it_is_mended_and_does_not_open() -> None:
+def test_a_log_without_a_base_is_repaired_and_does_not_open() -> None:
     files = undamaged()
     files.remove(segments(files)[0])
     for path in segments(files):
@@ -303,10 +303,10 @@ def test_without_a_base_it_is_mended_and_does_not_open() -> None:
     found = list(FileStore.open([ROOT], files=files, read_only=True).reader(INCARNATION, PARTITION).frames())
     assert [frame.type for frame in found if isinstance(frame, Frame)].count(FrameType.DATA) == 18
     assert all(gap.repaired for gap in found if isinstance(gap, Gap))
-    check_again(files)
+    check_second_repair(files)
 
 
-def test_a_log_that_goes_on_after_a_repair_rotates_and_drops() -> None:
+def test_a_repaired_log_rotates_and_drops() -> None:
     files = damaged("the end")
     run_repair(files)
     log = open_log(files)

@@ -1,4 +1,4 @@
-"""Every file call of a repair goes wrong once: the log can be opened, or repaired again, and nothing more is lost."""
+"""Each file call of a repair fails once: the log can be opened, or repaired again, and nothing more is lost."""
 
 import contextlib
 import errno
@@ -12,8 +12,8 @@ from penstock.testing import Fault, Halt, SimulatedFiles
 from penstock.words.errors import StorageFailed
 from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame
 from tests.logs.damaged_logs import (
-    check_again,
-    check_goes_on,
+    check_append_works,
+    check_second_repair,
     damaged,
     listed,
     lost,
@@ -33,7 +33,7 @@ def calls(name: str) -> FileCalls:
 
 
 class DamageReport(NamedTuple):
-    """What a damaged log says before anything is done about it."""
+    """A damaged log before its repair."""
 
     frames: list[ComparableFrame]
     state: list[ComparableFrame]
@@ -50,7 +50,7 @@ def before_repair(name: str) -> DamageReport:
 
 
 def check_survives(files: SimulatedFiles, name: str) -> None:
-    """Half repaired: it can be opened, or repaired, and neither loses more than was lost."""
+    """A half-repaired log can be opened, and can be repaired, and neither loses more."""
     before = before_repair(name)
     state, gaps = opened(files.copy())
     assert state == before.state
@@ -59,8 +59,8 @@ def check_survives(files: SimulatedFiles, name: str) -> None:
     frames, gaps = listed(files)
     assert frames == before.frames
     assert lost(gaps) == before.lost
-    check_goes_on(files.copy())
-    check_again(files)
+    check_append_works(files.copy())
+    check_second_repair(files)
 
 
 @pytest.mark.parametrize("name", STEPWISE)

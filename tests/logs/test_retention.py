@@ -1,4 +1,4 @@
-"""Letting go of old segments, on every backend: what is dropped, what a rewrite keeps, where a time lies."""
+"""Drops and rewrites of old segments, and offsets by time, on every backend."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from tests.logs.items import SECOND, START, fill, items_draft, payload, plain_dr
 
 NewHome = Callable[[], LogBackend]
 PER_SEGMENT = 24
-"""Items in each of the five segments that `fill` makes."""
+"""The number of items in each of the five segments that `fill` writes."""
 
 
 @pytest.fixture(scope="module", params=LOG_BACKENDS)
@@ -68,7 +68,7 @@ def test_rotations_are_segments(home: LogBackend, log: Log) -> None:
 # -- drop --------------------------------------------------------------------------------------------
 
 
-def test_what_is_dropped_is_gone_and_said_to_be(home: LogBackend, log: Log) -> None:
+def test_dropped_items_read_as_a_gap(home: LogBackend, log: Log) -> None:
     before, state = log.segments(), recovered(home.reopen(log))
     log = reopened(home, log)
     assert log.drop(2) == before[0].size_bytes + before[1].size_bytes
@@ -87,7 +87,7 @@ def test_what_is_dropped_is_gone_and_said_to_be(home: LogBackend, log: Log) -> N
         assert recovered(log) == state
 
 
-def test_a_log_goes_on_after_a_drop(home: LogBackend, log: Log) -> None:
+def test_a_log_is_appended_to_after_a_drop(home: LogBackend, log: Log) -> None:
     log.drop(4)
     log.append([items_draft(120, 121)])
     log.sync()
@@ -100,7 +100,7 @@ def test_a_log_goes_on_after_a_drop(home: LogBackend, log: Log) -> None:
 
 
 def test_reading_on_after_a_drop(log: Log) -> None:
-    """What the log remembers of its last read is of no use when segments have gone."""
+    """The position of the last read must not be used after segments are removed."""
     assert served_items(log.read(96, 102)).items
     log.drop(2)
     assert list(served_items(log.read(102, 108)).items) == list(range(102, 108))
@@ -123,7 +123,7 @@ def test_a_drop_syncs_what_was_appended(home: LogBackend, log: Log) -> None:
 
 
 def test_frames_that_are_dropped_while_they_are_listed(log: Log) -> None:
-    """Whoever is in the middle of the log is served on: from what was there, or with a Gap for what went before its turn."""
+    """A listing in progress continues: with frames of the open file, or a Gap for segments dropped before."""
     listing = log.frames()
     first = list(itertools.islice(listing, 3))
     log.drop(3)
@@ -137,7 +137,7 @@ def test_frames_that_are_dropped_while_they_are_listed(log: Log) -> None:
 # -- rewrite -----------------------------------------------------------------------------------------
 
 
-def test_a_rewrite_keeps_items_where_they_were(home: LogBackend, log: Log) -> None:
+def test_a_rewrite_keeps_items_at_their_offsets(home: LogBackend, log: Log) -> None:
     before, history = log.segments(), comparable(log.frames())
     state = recovered(home.reopen(log))
     log = reopened(home, log)
@@ -175,7 +175,7 @@ def test_a_rewrite_that_keeps_nothing(home: LogBackend, log: Log) -> None:
         log = reopened(home, log)
 
 
-def test_rewriting_what_was_rewritten(home: LogBackend, log: Log) -> None:
+def test_rewriting_rewritten_segments(home: LogBackend, log: Log) -> None:
     log.rewrite(0, 0, runs([0, 7, 20]))
     log.rewrite(1, 2, runs([25, 60]))
     assert [segment.rewritten for segment in log.segments()] == [True, True, False, False]
@@ -222,7 +222,7 @@ def test_frames_that_are_rewritten_while_they_are_listed(log: Log) -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_any_rewrite(new_home: NewHome, data: st.DataObject) -> None:
-    """Whatever is kept, in whatever steps: kept items are served at their offsets, others are gone or blank, and recovery is as before."""
+    """Kept items are served at their offsets, others are gone or blanked, and recovery yields the same."""
     home = new_home()
     log = home.start()
     stop = fill(log, segments=data.draw(st.integers(3, 6)), frames=3, count=data.draw(st.integers(1, 5)))
@@ -258,7 +258,7 @@ def test_keep_may_reach_beyond_the_segments(log: Log) -> None:
 # -- time --------------------------------------------------------------------------------------------
 
 
-def test_where_a_time_lies(log: Log) -> None:
+def test_offset_at_a_time(log: Log) -> None:
     """`fill` writes a frame of six items a second."""
     at = {second: log.offset_at(START + second * SECOND) for second in range(20)}
     assert at == {second: second * 6 for second in range(20)}
@@ -267,7 +267,7 @@ def test_where_a_time_lies(log: Log) -> None:
     assert log.offset_at(START + 19 * SECOND + 1) == 120
 
 
-def test_where_a_time_lies_in_what_is_left(home: LogBackend, log: Log) -> None:
+def test_offset_at_a_time_after_drop_and_rewrite(home: LogBackend, log: Log) -> None:
     log.drop(1)
     log.rewrite(0, 1, runs([30, 50]))
     for _ in range(2):
@@ -277,7 +277,7 @@ def test_where_a_time_lies_in_what_is_left(home: LogBackend, log: Log) -> None:
         log = reopened(home, log)
 
 
-def test_a_time_with_only_records_behind_it(log: Log) -> None:
+def test_offset_at_a_time_after_which_only_records_follow(log: Log) -> None:
     log.append([state_draft(120)._replace(wall=START + 99 * SECOND)])
     assert log.offset_at(START + 30 * SECOND) == 120
     log.append([items_draft(120, 121, START + 99 * SECOND)])
@@ -286,15 +286,15 @@ def test_a_time_with_only_records_behind_it(log: Log) -> None:
     assert log.offset_at(START + 100 * SECOND) == 121
 
 
-def test_an_empty_log_has_no_time(home: LogBackend) -> None:
+def test_offset_at_a_time_in_an_empty_log(home: LogBackend) -> None:
     log = home.start()
     assert log.offset_at(0) == 0
     log.append([state_draft(0)])
     assert log.offset_at(0) == 0
 
 
-def test_times_in_a_long_segment(home: LogBackend) -> None:
-    """Many index steps: the place is found in each, also where a step holds many frames."""
+def test_offset_at_a_time_in_a_long_segment(home: LogBackend) -> None:
+    """The segment has many index entries, with one or many frames between two of them."""
     log = home.start()
     for number in range(400):
         log.append([plain_draft(number * 3, number * 3 + 3, START + number * SECOND)])
@@ -305,8 +305,8 @@ def test_times_in_a_long_segment(home: LogBackend) -> None:
     assert [log.offset_at(START + number * SECOND - 1) for number in range(400)] == [number * 3 for number in range(400)]
 
 
-def test_a_clock_that_stepped_back(home: LogBackend) -> None:
-    """What is found was written at or after the time; and the latest such frames are never missed."""
+def test_offset_at_a_time_after_the_clock_stepped_back(home: LogBackend) -> None:
+    """The result was written at or after the time, and the latest such frames are never missed."""
     log = home.start()
     walls = [*range(50), *range(20, 90)]
     for number, second in enumerate(walls):

@@ -1,4 +1,4 @@
-"""Every file call of a drop or a rewrite goes wrong once: the log opens to the same state and serves what was to be kept."""
+"""Each file call of a drop or a rewrite fails once: the log opens to the same state and serves all kept items."""
 
 import contextlib
 import errno
@@ -24,12 +24,12 @@ KEPT = [0, 14, 15, 30, 50, 70]
 
 
 class RetentionStep(NamedTuple):
-    """Something that lets go of segments, and the items that must be there whatever came of it."""
+    """A drop or rewrite, and the items that must be readable even if it fails."""
 
     do: Callable[[FileLog], int]
     kept: set[int]
     segments: int
-    """How many are left when it is done."""
+    """The number of segments after it."""
 
 
 WORKS = {
@@ -42,7 +42,7 @@ WORKS = {
 
 @cache
 def filled(seed: int = 0) -> tuple[SimulatedFiles, tuple[ComparableFrame, ...]]:
-    """A closed log of five segments, and what recovery says of it."""
+    """A closed log of five segments, and the frames that recovery yields."""
     files = SimulatedFiles(random.Random(seed))
     log = open_log(files)
     list(log.recover())
@@ -69,11 +69,11 @@ def calls(work: str) -> FileCalls:
 
 
 def check(files: SimulatedFiles, work: str) -> None:
-    """Open the disk anew: same state, every kept item served, nothing missing but what retention took, and the work can be done again."""
+    """Open the log: same state, every kept item served, nothing else lost, and the step can be done again."""
     files.kill()
     report = verify(files, FOLDER, INCARNATION, PARTITION)
     assert report.sound
-    assert not [entry for entry in report.side_files if "does not fit" in entry], "no index outlives the bytes that it speaks of"
+    assert not [entry for entry in report.side_files if "does not fit" in entry], "an index of replaced bytes is left"
     log = open_log(files)
     assert tuple(recovered(log)) == filled()[1]
     check_serves(log, work)
@@ -90,7 +90,7 @@ def check(files: SimulatedFiles, work: str) -> None:
 
 
 def complete(log: FileLog, work: str) -> None:
-    """Do again what was cut off, on as many segments as are left of it."""
+    """Do the drop or rewrite again on the segments that are left."""
     over = len(log.segments()) - WORKS[work].segments
     if work == "drop":
         log.drop(over)
@@ -100,7 +100,7 @@ def complete(log: FileLog, work: str) -> None:
 
 
 def check_serves(log: FileLog, work: str) -> None:
-    """By every way of reading."""
+    """All ways of reading return the kept items."""
     found = served_items(log.read(0, STOP))
     assert WORKS[work].kept <= {offset for offset, content in found.items.items() if content}
     assert all("retention" in gap.why for gap in found.gaps)
@@ -129,7 +129,7 @@ def test_any_call_may_fail(work: str, how: Fault) -> None:
         try:
             WORKS[work].do(log)
         except StorageFailed:
-            check_goes_on(log, work)
+            check_append_works(log, work)
         files.clear_faults()
         crashed = files.copy()
         crashed.crash()
@@ -137,8 +137,8 @@ def test_any_call_may_fail(work: str, how: Fault) -> None:
         check(crashed, work)
 
 
-def check_goes_on(log: FileLog, work: str) -> None:
-    """The owner that met the failure: what it had is there, at once or after a reset."""
+def check_append_works(log: FileLog, work: str) -> None:
+    """The owner that met the failure can read all kept items, at once or after a reset."""
     check_serves(log, work)
     with contextlib.suppress(StorageFailed):
         log.append([items_draft(STOP, STOP + 1)])
@@ -200,7 +200,7 @@ def without_checkpoint(*works: str) -> SimulatedFiles:
     return files
 
 
-def test_recovery_falls_back_to_an_older_base_behind_the_rewritten() -> None:
+def test_recovery_begins_at_an_older_base_after_the_rewritten_segment() -> None:
     files = without_checkpoint("rewrite")
     lose_base(files, segments(files)[-1])
     log = open_log(files)
@@ -222,8 +222,8 @@ def test_recovery_never_crosses_a_rewritten_segment() -> None:
     }
 
 
-def test_not_even_when_the_front_of_that_segment_is_damaged() -> None:
-    """Its first SKIP is lost: the others tell what it is."""
+def test_recovery_never_crosses_a_rewritten_segment_whose_start_is_damaged() -> None:
+    """Its first SKIP is lost; the others show that it was rewritten."""
     files = without_checkpoint("rewrite of one")
     for path in segments(files)[1:]:
         lose_base(files, path)
@@ -232,7 +232,7 @@ def test_not_even_when_the_front_of_that_segment_is_damaged() -> None:
         list(open_log(files).recover())
 
 
-def test_a_checkpoint_is_a_base_too() -> None:
+def test_recovery_begins_at_a_checkpoint_if_no_base_is_readable() -> None:
     files, log = opened()
     WORKS["rewrite"].do(log)
     log.write_checkpoint(b"the state", 1, 2, STOP)
@@ -242,7 +242,7 @@ def test_a_checkpoint_is_a_base_too() -> None:
     assert [frame.body for frame in recovered(open_log(files))] == [b"the state"]
 
 
-def test_a_dropped_prefix_without_a_readable_base() -> None:
+def test_a_log_without_a_readable_base_after_a_drop_does_not_open() -> None:
     files = without_checkpoint("drop")
     for path in segments(files):
         lose_base(files, path)
@@ -251,8 +251,8 @@ def test_a_dropped_prefix_without_a_readable_base() -> None:
 
 
 @pytest.mark.parametrize("work", ["drop", "rewrite"])
-def test_the_last_base_that_can_be_read_does_not_go(work: str) -> None:
-    """The newest segments lost their Bases and the log was replayed from an older one: that one is needed until a new Base is written."""
+def test_the_last_readable_base_is_not_removed(work: str) -> None:
+    """The newest segments lost their Bases, so the Base from which the log was replayed is needed until the next."""
     files = without_checkpoint()
     for path in segments(files)[2:]:
         lose_base(files, path)
@@ -265,7 +265,7 @@ def test_the_last_base_that_can_be_read_does_not_go(work: str) -> None:
     assert [frame.sequence for frame in recovered(open_log(files))] == [45]
 
 
-def test_a_checkpoint_in_a_segment_since_rewritten_is_no_place_to_begin() -> None:
+def test_a_checkpoint_in_a_rewritten_segment_is_not_used() -> None:
     files, log = opened()
     log.write_checkpoint(b"the state", 1, 2, STOP)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Any order of appends, syncs, rotations, resets and new owners: each backend stays the same as a plain list of groups."""
+"""Random appends, syncs, rotations, resets and new owners: each kind of log behaves as a list of groups of frames."""
 
 import tempfile
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DRAFTS = st.one_of(
 
 
 class LogStateMachine(RuleBasedStateMachine):
-    """A log, and the groups it should hold: those synced, and those only appended."""
+    """A log, and the groups it should have: the synced ones, and those only appended."""
 
     backend: str
 
@@ -98,6 +98,6 @@ class LogStateMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("backend", LOG_BACKENDS)
-def test_a_log_is_a_list_of_groups(backend: str) -> None:
+def test_a_log_behaves_as_a_list_of_groups(backend: str) -> None:
     machine = type("Machine", (LogStateMachine,), {"backend": backend})
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))

@@ -1,4 +1,4 @@
-"""Every store keeps the contract of store.py: its logs, its inbox and its notes, for the owner and for those beside it."""
+"""Every kind of store implements store.py: logs, inbox and blobs, for the owner and for other processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,18 +25,18 @@ QUEUE, OTHER = 0x0A, 0x0B
 
 
 class StoreBackend:
-    """A place of a store, which outlives it. A store joins by a subclass and a line in HOMES."""
+    """Opens a store of one kind again and again. A new kind needs a subclass and a line in STORE_BACKENDS."""
 
     def own(self) -> Store:
-        """Open it as its owner; the owner before is closed."""
+        """Open the store as its owner; the previous owner is closed."""
         raise NotImplementedError
 
     def beside(self) -> Inbox:
-        """The inbox for somebody else, while the owner has it open."""
+        """The inbox for another process, while the owner has the store open."""
         raise NotImplementedError
 
     def read(self) -> ReadStore | None:
-        """Beside the owner, where others can read it."""
+        """The store for another process; None when other processes cannot read it."""
         return None
 
 
@@ -74,19 +74,19 @@ STORE_BACKENDS: dict[str, Callable[[Path], StoreBackend]] = {
 
 
 @pytest.fixture(params=STORE_BACKENDS)
-def home(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
     return STORE_BACKENDS[request.param](tmp_path)
 
 
 @pytest.fixture
-def store(home: StoreBackend) -> Iterator[Store]:
-    with closing(home.own()) as found:
+def store(backend: StoreBackend) -> Iterator[Store]:
+    with closing(backend.own()) as found:
         yield found
 
 
 @pytest.fixture
-def inbox(home: StoreBackend, store: Store) -> Inbox:
-    return home.beside()
+def inbox(backend: StoreBackend, store: Store) -> Inbox:
+    return backend.beside()
 
 
 def started(store: Store, incarnation: int = QUEUE, partition: int = 0) -> Log:
@@ -95,25 +95,25 @@ def started(store: Store, incarnation: int = QUEUE, partition: int = 0) -> Log:
     return log
 
 
-# -- logs ------------------------------------------------------------------------------------------------
+# -- logs --------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_found_again(home: StoreBackend, store: Store) -> None:
+def test_a_log_can_be_opened_again(backend: StoreBackend, store: Store) -> None:
     log = started(store)
     log.append([draft(0, 3, b"abc")])
     log.sync()
     log.close()
     store.close()
-    with closing(home.own()) as again:
+    with closing(backend.own()) as again:
         assert len([*again.log(QUEUE, 0, create=False).recover()]) == 1
 
 
-def test_what_is_published_is_read_beside_the_owner(home: StoreBackend, store: Store) -> None:
+def test_another_process_reads_what_is_published(backend: StoreBackend, store: Store) -> None:
     log = started(store)
     log.append([base_draft(0), draft(0, 3, b"abc"), state_draft(3)])
     log.sync()
     log.publish()
-    stores = [store, home.read()]
+    stores = [store, backend.read()]
     for each in [one for one in stores if one is not None]:
         with closing(each.reader(QUEUE, 0)) as reader:
             assert len([*reader.recover()]) == 3
@@ -123,7 +123,7 @@ def test_what_is_published_is_read_beside_the_owner(home: StoreBackend, store: S
             assert reader.size_bytes() == log.size_bytes() > 0
 
 
-def test_how_far_a_new_log_goes(store: Store) -> None:
+def test_the_readable_range_of_a_new_log(store: Store) -> None:
     log = started(store)
     assert (log.readable_range().start, log.readable_range().end, log.readable_range().first_sequence, log.readable_range().sequence) == (
         0,
@@ -133,7 +133,7 @@ def test_how_far_a_new_log_goes(store: Store) -> None:
     )
 
 
-def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
+def test_the_readable_range_after_retention(store: Store) -> None:
     log = started(store)
     log.append([base_draft(0), draft(0, 2, b"ab")])
     for start in (2, 4, 6, 8):
@@ -150,7 +150,7 @@ def test_how_far_a_log_goes_that_retention_went_over(store: Store) -> None:
         assert [*reader.recover()] and reader.readable_range() == log.readable_range()
 
 
-def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store) -> None:
+def test_the_logs_of_an_incarnation_are_removed(backend: StoreBackend, store: Store) -> None:
     store.create_logs(QUEUE, 0, 1)
     for incarnation, partition in ((QUEUE, 0), (QUEUE, 1), (OTHER, 0)):
         log = started(store, incarnation, partition)
@@ -158,7 +158,7 @@ def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store
         log.close()
     store.remove_logs(QUEUE)
     store.remove_logs(QUEUE)
-    beside = home.read()
+    beside = backend.read()
     if beside is not None:
         assert set(beside.incarnations()) == {OTHER}
         with pytest.raises(CorruptLog):
@@ -167,7 +167,7 @@ def test_the_logs_of_an_incarnation_are_removed(home: StoreBackend, store: Store
     assert len([*store.log(OTHER, 0, create=False).recover()]) == 1
 
 
-def test_a_log_that_was_never_opened_is_known_to_be_empty(store: Store) -> None:
+def test_the_summary_of_a_log_that_was_never_opened_is_empty(store: Store) -> None:
     store.create_logs(QUEUE, 0)
     assert store.summary(QUEUE, 0) == b""
     log = started(store)
@@ -175,21 +175,29 @@ def test_a_log_that_was_never_opened_is_known_to_be_empty(store: Store) -> None:
     assert store.summary(QUEUE, 0) is None
 
 
-def test_what_runs_beside_the_turns(store: Store) -> None:
+def test_commits_and_jobs_run(store: Store) -> None:
     log = started(store)
     log.append([draft(0, 1, b"a")])
     ends: list[object] = []
-    store.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
-    store.run_job(QUEUE, 0, lambda: ends.append("ran"))
+    store.disk.commit([log], lambda log: True, lambda log, failure: ends.append(failure), here=log)
+    store.disk.run_job(QUEUE, 0, lambda: ends.append("ran"))
     store.close()
     assert ends == [None, "ran"]
 
 
-# -- drops -----------------------------------------------------------------------------------------------
+def test_looking_at_a_removed_log_does_not_create_it() -> None:
+    store = MemoryStore()
+    started(store).close()
+    store.remove_logs(QUEUE)
+    assert (store.summary(QUEUE, 0), store.reader(QUEUE, 0).readable_range().end) == (b"", 0)
+    assert store._kept == {}
+
+
+# -- published writes --------------------------------------------------------------------------------
 
 
 def stage(inbox: Inbox, write: str, *parts: list[str]) -> list[StagedPart]:
-    """Each text a frame."""
+    """Stage parts; each text becomes a frame."""
     inbox.begin_write(write)
     found = []
     for number, texts in enumerate(parts):
@@ -205,42 +213,42 @@ def publish(inbox: Inbox, *parts: list[str], write: str = "", number: int = 1) -
     return inbox.publish(write, QUEUE, WriteManifest(stage(inbox, write, *parts), "s", number))
 
 
-def texts(inbox: Inbox, drop: InboxEntry) -> list[str]:
-    frames = [frame for part in inbox.manifest(drop).parts for frame in inbox.frames(drop, part)]
+def texts(inbox: Inbox, entry: InboxEntry) -> list[str]:
+    frames = [frame for part in inbox.manifest(entry).parts for frame in inbox.frames(entry, part)]
     return [payload.decode() for frame in frames for payload in FrameColumns(frame).batch().payloads]
 
 
-def test_what_is_published_waits_for_the_owner(store: Store, inbox: Inbox) -> None:
+def test_a_published_write_waits_for_the_owner(store: Store, inbox: Inbox) -> None:
     assert not inbox.is_pending(QUEUE, "s", 1) and inbox.has_owner()
     assert publish(inbox, ["a", "b"], ["c"])
-    (drop,) = store.inbox.waiting()
-    assert (drop.incarnation, drop.is_operation) == (QUEUE, False)
-    assert texts(store.inbox, drop) == ["a", "b", "c"]
-    manifest = store.inbox.manifest(drop)
+    (entry,) = store.inbox.waiting()
+    assert (entry.incarnation, entry.is_operation) == (QUEUE, False)
+    assert texts(store.inbox, entry) == ["a", "b", "c"]
+    manifest = store.inbox.manifest(entry)
     assert [(part.frames, part.items) for part in manifest.parts] == [(2, 2), (1, 1)]
     assert (manifest.source, manifest.number, manifest.began_at, manifest.single_use) == ("s", 1, 1_000, False)
     assert inbox.is_pending(QUEUE, "s", 1) and not inbox.is_pending(QUEUE, "s", 2) and not inbox.is_pending(OTHER, "s", 1)
-    store.inbox.remove(drop)
+    store.inbox.remove(entry)
     assert store.inbox.waiting() == [] and not inbox.is_pending(QUEUE, "s", 1)
 
 
-def test_the_same_drop_waits_once(store: Store, inbox: Inbox) -> None:
+def test_the_same_write_is_published_once(store: Store, inbox: Inbox) -> None:
     assert publish(inbox, ["first"]) and not publish(inbox, ["second"]) and publish(inbox, ["third"], number=2)
-    assert sorted(texts(store.inbox, drop) for drop in store.inbox.waiting()) == [["first"], ["third"]]
-    assert len({drop.label for drop in store.inbox.waiting()}) == 2
+    assert sorted(texts(store.inbox, entry) for entry in store.inbox.waiting()) == [["first"], ["third"]]
+    assert len({entry.label for entry in store.inbox.waiting()}) == 2
 
 
-def test_only_what_the_manifest_names_is_handed_over(store: Store, inbox: Inbox) -> None:
+def test_only_parts_of_the_manifest_are_published(store: Store, inbox: Inbox) -> None:
     write = write_name(1)
     parts = stage(inbox, write, ["a"], ["of an attempt that failed"])
     inbox.publish(write, QUEUE, WriteManifest(parts[:1], "s", 1))
-    (drop,) = store.inbox.waiting()
-    assert texts(store.inbox, drop) == ["a"]
+    (entry,) = store.inbox.waiting()
+    assert texts(store.inbox, entry) == ["a"]
     with pytest.raises(CorruptLog, match="lacks its part"):
-        store.inbox.frames(drop, parts[1])
+        store.inbox.frames(entry, parts[1])
 
 
-def test_a_write_that_is_abandoned_is_nobodys(store: Store, inbox: Inbox) -> None:
+def test_an_abandoned_write_is_removed(store: Store, inbox: Inbox) -> None:
     stage(inbox, "w", ["a"])
     inbox.abandon_empty("w")
     assert texts_of_part(inbox, "w", "part-0") == "a", "it is not empty"
@@ -262,7 +270,7 @@ def texts_of_part(inbox: Inbox, write: str, name: str) -> str:
         return FrameColumns(part.at(0, 1)).batch().payloads[0].decode()
 
 
-def test_a_part_that_is_discarded_is_not_there(inbox: Inbox) -> None:
+def test_a_discarded_part_is_removed(inbox: Inbox) -> None:
     inbox.begin_write("w")
     writer = inbox.part_writer("w", "p", QUEUE)
     writer.begin()
@@ -274,23 +282,23 @@ def test_a_part_that_is_discarded_is_not_there(inbox: Inbox) -> None:
         inbox.part_writer("w", "late", QUEUE).begin()
 
 
-def test_frames_are_read_where_they_were_said_to_begin(inbox: Inbox) -> None:
+def test_frames_of_a_part_are_read_at_the_positions_that_add_returned(inbox: Inbox) -> None:
     inbox.begin_write("w")
     writer = inbox.part_writer("w", "p", QUEUE)
-    places = [writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)), 3) for text in ("a", "bb", "c")]
+    positions = [writer.add(encode([Produced(0, batch_of(text))], Moment(0, 0)), 3) for text in ("a", "bb", "c")]
     assert writer.finish() == StagedPart("p", 3, 3)
     with closing(inbox.part_reader("w", "p", QUEUE)) as part:
-        found = [part.at(place, sequence) for sequence, place in enumerate(places, 1)]
+        found = [part.at(position, sequence) for sequence, position in enumerate(positions, 1)]
         assert [FrameColumns(frame).batch().payloads[0] for frame in found] == [b"a", b"bb", b"c"]
         assert [frame.sequence for frame in found] == [1, 2, 3]
         with pytest.raises(CorruptLog):
-            part.at(places[1], 3)
+            part.at(positions[1], 3)
     with pytest.raises(InvalidRequest):
         writer.add(draft(5))
 
 
 @pytest.mark.parametrize("name", ["a/b", "ü", "a" * 151, "a b"])
-def test_names_are_those_that_any_store_can_keep(inbox: Inbox, name: str) -> None:
+def test_names_that_some_store_cannot_use_are_refused(inbox: Inbox, name: str) -> None:
     for step in (
         inbox.begin_write,
         inbox.abandon,
@@ -301,40 +309,40 @@ def test_names_are_those_that_any_store_can_keep(inbox: Inbox, name: str) -> Non
             step(name)
 
 
-def test_what_could_not_be_adopted_is_not_published(store: Store, inbox: Inbox) -> None:
+def test_a_write_with_a_wrong_manifest_is_not_published(store: Store, inbox: Inbox) -> None:
     with pytest.raises(InvalidRequest, match="a number from 1 on"):
         publish(inbox, ["a"], number=0)
     assert store.inbox.waiting() == []
 
 
-# -- errands and notes -------------------------------------------------------------------------------------
+# -- remote operations and blobs ---------------------------------------------------------------------
 
 
-def test_errands_come_before_drops_and_are_replaced(store: Store, inbox: Inbox) -> None:
+def test_operations_come_before_writes_and_replace_each_other(store: Store, inbox: Inbox) -> None:
     publish(inbox, ["a"])
     inbox.put_operation(QUEUE, "e", b"old")
     inbox.put_operation(QUEUE, "e", b"new")
-    errand, drop = store.inbox.waiting()
-    assert (errand.is_operation, errand.incarnation, errand.name, drop.is_operation) == (True, QUEUE, "e", False)
-    assert store.inbox.operation(errand) == b"new"
+    operation, entry = store.inbox.waiting()
+    assert (operation.is_operation, operation.incarnation, operation.name, entry.is_operation) == (True, QUEUE, "e", False)
+    assert store.inbox.operation(operation) == b"new"
     inbox.withdraw_operation(QUEUE, "e")
-    assert store.inbox.operation(errand) is None
-    store.inbox.remove(errand, b"new")
-    assert store.inbox.waiting() == [drop]
+    assert store.inbox.operation(operation) is None
+    store.inbox.remove(operation, b"new")
+    assert store.inbox.waiting() == [entry]
 
 
-def test_an_errand_put_in_the_place_of_one_that_is_done_waits_on(store: Store, inbox: Inbox) -> None:
+def test_a_new_operation_of_the_same_name_keeps_waiting_when_the_old_one_is_removed(store: Store, inbox: Inbox) -> None:
     inbox.put_operation(QUEUE, "e", b"first")
-    (errand,) = store.inbox.waiting()
+    (operation,) = store.inbox.waiting()
     inbox.put_operation(QUEUE, "e", b"second")
-    store.inbox.remove(errand, b"first")
+    store.inbox.remove(operation, b"first")
     (waits,) = store.inbox.waiting()
     assert store.inbox.operation(waits) == b"second"
     store.inbox.remove(waits, b"second")
     assert store.inbox.waiting() == []
 
 
-def test_notes_are_kept_by_name(store: Store, inbox: Inbox) -> None:
+def test_blobs_are_stored_by_name(store: Store, inbox: Inbox) -> None:
     assert inbox.blob_names(QUEUE, "") == [] and inbox.blob(QUEUE, "grant.s.1") is None
     inbox.remove_blob(QUEUE, "grant.s.1")
     for name, body in (("grant.s.1", b"first"), ("grant.s.1", b"again"), ("grant.t.1", b""), ("answer", b"")):
@@ -350,7 +358,7 @@ def test_notes_are_kept_by_name(store: Store, inbox: Inbox) -> None:
     assert inbox.blob(QUEUE, "grant.s.1") is None and inbox.blob(OTHER, "grant.s.1") == b""
 
 
-def test_a_sweep_removes_what_is_left_over(store: Store, inbox: Inbox) -> None:
+def test_a_sweep_removes_old_writes_and_blobs(store: Store, inbox: Inbox) -> None:
     for write in (write_name(999), write_name(1_000), "by-hand"):
         stage(inbox, write, ["a"])
     publish(inbox, ["a"], number=7)
@@ -369,7 +377,7 @@ def test_a_sweep_removes_what_is_left_over(store: Store, inbox: Inbox) -> None:
     texts_of_part(inbox, "by-hand", "part-0")
 
 
-def test_sidecars_lie_beside_parts_until_they_are_published(tmp_path: Path) -> None:
+def test_sidecars_can_be_read_until_the_write_is_published(tmp_path: Path) -> None:
     for inbox in (MemoryStore().inbox, FileInbox(SystemFiles(), str(tmp_path))):
         inbox.begin_write("w")
         writer = inbox.part_writer("w", "p", QUEUE)

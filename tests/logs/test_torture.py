@@ -1,4 +1,4 @@
-"""The bytes of a file log cut and flipped: what is served is right, what is missing is said, other frames are served."""
+"""A file log cut at each byte and with bits flipped: no wrong frame is returned, lost frames are gaps."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ GROUPS = [
 
 
 class WrittenSegment:
-    """A disk with `GROUPS` in one segment, and where in the file each frame and each group ends."""
+    """A disk with `GROUPS` in one segment, and the positions at which frames and groups end."""
 
     def __init__(self, synced: int) -> None:
         """The first `synced` groups are synced one by one, the others only appended."""
@@ -47,7 +47,7 @@ class WrittenSegment:
         return files
 
     def whole_groups(self, size: int) -> int:
-        """How many groups lie whole below a size."""
+        """How many groups end at or before a size."""
         return sum(end <= size for end in self.group_ends) - 1
 
 
@@ -76,14 +76,14 @@ def gaps_in(found: Sequence[Frame | Gap]) -> list[Gap]:
 # -- cut ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("promise", ["first two groups synced", "synced position deleted"])
-def test_cut_at_every_byte_beyond_what_was_promised(promise: str) -> None:
-    """A torn tail: every whole group is kept, the rest is dropped, and the log says how much."""
+@pytest.mark.parametrize("published", ["first two groups synced", "synced position deleted"])
+def test_cut_at_every_unsynced_byte(published: str) -> None:
+    """A torn tail: every whole group is kept, the rest is cut, and the findings say how much."""
     disk = written(synced=2)
-    lowest = 0 if "deleted" in promise else disk.group_ends[2]
+    lowest = 0 if "deleted" in published else disk.group_ends[2]
     for size in range(lowest, disk.group_ends[-1] + 1):
         files = disk.cut(size)
-        if "deleted" in promise:
+        if "deleted" in published:
             files.remove(f"{FOLDER}/synced")
         whole = disk.whole_groups(size)
         log, found = recovered(files.copy())
@@ -94,8 +94,8 @@ def test_cut_at_every_byte_beyond_what_was_promised(promise: str) -> None:
             check_survivors(files, GROUPS[:whole], [])
 
 
-def test_cut_at_every_byte_below_what_was_promised() -> None:
-    """Damage: what is left is served, the rest is a gap with its sequences and offsets, and nothing is cut away."""
+def test_cut_at_every_synced_byte() -> None:
+    """Damage: remaining frames are returned, the rest is a Gap with its sequences and offsets, and nothing is cut."""
     disk, offsets = written(), [0, 3, 4, 6, 6, 7, 7, 12, 13]
     for size in range(disk.group_ends[1], disk.group_ends[-1]):
         files = disk.cut(size)
@@ -111,7 +111,7 @@ def test_cut_at_every_byte_below_what_was_promised() -> None:
         assert files.content(disk.path) == disk.files.content(disk.path)[:size]
 
 
-def test_after_promised_bytes_are_gone_the_log_goes_on_in_a_new_segment() -> None:
+def test_after_the_loss_of_synced_bytes_the_log_continues_in_a_new_segment() -> None:
     disk = written()
     files = disk.cut(disk.group_ends[-2] + 10)
     log, found = recovered(files)
@@ -125,8 +125,8 @@ def test_after_promised_bytes_are_gone_the_log_goes_on_in_a_new_segment() -> Non
     assert frames_in(everything) == expected(chain(*GROUPS))[:-1] + comparable(found)
 
 
-def test_what_is_cut_off_stays_off() -> None:
-    """A torn tail that was cut is not met again when the log has grown past it."""
+def test_a_cut_torn_tail_does_not_come_back() -> None:
+    """Not even when the log has grown past it."""
     disk = written(synced=2)
     files = disk.cut(disk.group_ends[-1] - 3)
     log, _ = recovered(files)
@@ -160,7 +160,7 @@ def bits_of_body(frame_start: int, size: int) -> Iterator[int]:
 
 
 def check_one_lost(files: SimulatedFiles, lost: int) -> None:
-    """Frame number `lost` (its group has no other) is a gap, everything else is served, by every way of reading."""
+    """Frame number `lost` (alone in its group) is a Gap, all others are returned, by every way of reading."""
     wanted = expected(chain(*GROUPS))
     missing = wanted.pop(lost - 1)
     log, found = recovered(files)
@@ -195,7 +195,7 @@ def test_bits_of_a_body_flipped(group: int) -> None:
 
 
 def test_any_bit_of_the_whole_log_flipped() -> None:
-    """Wherever it is: nothing wrong is served, at most one group is hurt, and a missing frame is never passed in silence."""
+    """No wrong frame is returned, at most one group is affected, and a missing frame is always a Gap."""
     disk, wanted = written(), expected(chain(*GROUPS))
     rng = random.Random(1)
     for _, files in flipped(disk, (byte * 8 + rng.randrange(8) for byte in range(disk.group_ends[-1]))):
@@ -208,8 +208,8 @@ def test_any_bit_of_the_whole_log_flipped() -> None:
         assert lost <= {3, 4, 5} or len(lost) == 1
 
 
-def test_a_damaged_base_falls_back_to_the_one_before() -> None:
-    """Replay loses nothing by it: a Base only repeats what the frames before it say. The listing of the log does not hide it."""
+def test_with_a_damaged_base_replay_begins_at_the_one_before() -> None:
+    """Replay loses nothing, because a Base only repeats earlier frames. A listing of the log has a Gap for it."""
     files, history = lived()
     files.flip_bit(newest_segment(files), HEADER_BYTES * 8)
     log, found = recovered(files)
@@ -233,7 +233,7 @@ def lived() -> tuple[SimulatedFiles, list[ComparableFrame]]:
     return owner.files, expected(chain(*owner.synced, *owner.unsynced))
 
 
-def test_every_base_damaged_goes_back_to_the_start() -> None:
+def test_with_every_base_damaged_replay_begins_at_the_start() -> None:
     files, history = lived()
     for path in segments(files)[1:]:
         files.flip_bit(path, HEADER_BYTES * 8)

@@ -103,7 +103,7 @@ def test_a_few_needed_items_do_not_keep_old_segments(partition: PartitionUnderTe
     partition.restart()
     partition.advance(3601)
     assert partition.texts(partition.lease()) == ["0.7", "2.5"]
-    assert partition.why(8) == "resolved, and let go by retention"
+    assert partition.why(8) == "resolved, and deleted by retention"
 
 
 def test_a_rewritten_stretch_shrinks_again_when_more_of_it_is_resolved(partition: PartitionUnderTest) -> None:

@@ -1,6 +1,6 @@
-"""A catalog under test: its state, every record that made it, and short verbs.
+"""A catalog for tests.
 
-Owns: `CatalogUnderTest`, and `refused`, which sees to it that what is refused changes nothing and says what to do.
+Owns: `CatalogUnderTest`, and `refused`, which checks that a refused call changes nothing and says what to do.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +15,7 @@ from penstock.words.errors import PenstockError
 
 
 class CatalogUnderTest:
-    """A catalog's state and every record that made it."""
+    """A catalog's state, all its records, and a method for each decision, which also applies its records."""
 
     def __init__(self) -> None:
         self.state = CatalogState()
@@ -54,7 +54,7 @@ class CatalogUnderTest:
         self.apply(catalog.confirm_files_removed(self.state, incarnation))
 
     def adopting(self, name: str, drop: str) -> int:
-        """Begin to adopt a drop; its number."""
+        """Begin the adoption of a published write; returns its number."""
         self.apply(catalog.begin_adoption(self.state, self.state.names[name].incarnation, drop))
         return self.state.names[name].adopting[drop]
 
@@ -72,7 +72,7 @@ class CatalogUnderTest:
         self.records += records
 
     def check(self) -> None:
-        """Live, replayed, and from a Base in between: the same bytes."""
+        """The state is the same when it is replayed from the first record, or from a Base before any record."""
         expected = catalog.dump(self.state)
         replayed = CatalogState()
         for cut, record in enumerate(self.records):
@@ -87,7 +87,7 @@ class CatalogUnderTest:
 
 
 def refused(book: CatalogUnderTest, error: type[PenstockError], match: str, ask: Callable[[], object]) -> None:
-    """What is refused changes nothing and says what to do."""
+    """Check that a call raises this error, changes nothing, and says what to do."""
     before = catalog.dump(book.state)
     with pytest.raises(error, match=match) as caught:
         ask()

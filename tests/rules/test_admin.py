@@ -1,4 +1,4 @@
-"""An operator's word: pause, clear, seek, redrive, configure."""
+"""Administrative operations: pause, clear, seek, redrive, configure."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 
 def one_in_each_state(partition: PartitionUnderTest) -> int:
-    """Offsets 0 to 4: completed, buried, leased, ready, scheduled. Gives the lease of the leased one."""
+    """Offsets 0 to 4: completed, buried, leased, ready, scheduled. Returns the lease of the leased one."""
     partition.produce("completed", "buried", "leased", "ready")
     partition.produce("scheduled", at=partition.after(100))
     partition.complete(partition.lease(1).lease)
@@ -53,7 +53,7 @@ def test_clearing_frees_held_keys(partition: PartitionUnderTest) -> None:
     assert sorted(partition.lease_texts()) == ["a2", "b2"]
 
 
-def test_clearing_the_ready_also_clears_lines(partition: PartitionUnderTest) -> None:
+def test_clearing_ready_items_also_clears_key_lines(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     first = partition.lease()
     assert partition.lease_texts() == []
@@ -66,7 +66,7 @@ def test_clearing_the_ready_also_clears_lines(partition: PartitionUnderTest) -> 
 # -- seek ----------------------------------------------------------------------------------------------
 
 
-def test_seek_brings_completed_items_again_from_there_on(partition: PartitionUnderTest) -> None:
+def test_seek_makes_completed_items_from_the_offset_on_ready_again(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcde")
     partition.drain()
     assert partition.seek(2) == 3
@@ -123,7 +123,7 @@ def test_sought_items_begin_anew_without_attempts_or_ttl(partition: PartitionUnd
     assert (granted_offsets(granted), granted.attempts) == ([0], {})
 
 
-def test_an_item_cleared_where_it_stood_comes_back_once(partition: PartitionUnderTest) -> None:
+def test_an_item_cleared_without_a_lease_is_sought_once(partition: PartitionUnderTest) -> None:
     partition.produce("a", ttl=1)
     partition.produce("b")
     partition.advance(1)
@@ -135,7 +135,7 @@ def test_an_item_cleared_where_it_stood_comes_back_once(partition: PartitionUnde
 # -- redrive -------------------------------------------------------------------------------------------
 
 
-def test_redrive_brings_all_or_the_named_to_the_tail(partition: PartitionUnderTest) -> None:
+def test_redrive_puts_all_or_the_given_items_at_the_tail(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcd")
     partition.bury(partition.lease(3).lease)
     assert partition.redrive(1) == 1
@@ -157,7 +157,7 @@ def test_a_redriven_item_has_all_its_attempts_again(partition: PartitionUnderTes
     assert partition.lease().attempts == {0: 2}
 
 
-def test_redrive_names_what_is_not_buried_and_moves_nothing(partition: PartitionUnderTest) -> None:
+def test_redrive_of_items_that_are_not_buried_is_refused_and_changes_nothing(partition: PartitionUnderTest) -> None:
     one_in_each_state(partition)
     with pytest.raises(InvalidRequest, match="that is ready cannot be redriven; it must be buried"):
         partition.redrive(1, 3)
@@ -174,7 +174,7 @@ def test_redrive_keeps_the_priority(partition: PartitionUnderTest) -> None:
     assert partition.drain() == ["urgent", "usual"]
 
 
-def test_an_item_that_expired_where_it_stood_is_redriven_once_and_to_the_tail(partition: PartitionUnderTest) -> None:
+def test_an_item_whose_ttl_ended_is_redriven_once_and_to_the_tail(partition: PartitionUnderTest) -> None:
     partition.produce("a", ttl=1)
     partition.produce("b", "c")
     partition.advance(1)
@@ -185,7 +185,7 @@ def test_an_item_that_expired_where_it_stood_is_redriven_once_and_to_the_tail(pa
 # -- configure -----------------------------------------------------------------------------------------
 
 
-def test_lowering_max_attempts_buries_what_waits_with_as_many(partition: PartitionUnderTest) -> None:
+def test_lowering_max_attempts_buries_waiting_items_with_that_many_attempts(partition: PartitionUnderTest) -> None:
     partition.produce("never", "once", "once, delayed")
     granted = partition.lease()
     partition.retry(granted.lease, [0], counted=False)
@@ -224,7 +224,7 @@ def test_a_new_lease_timeout_holds_for_new_leases(partition: PartitionUnderTest)
     assert [partition.state_of(0), partition.state_of(1)] == [ItemState.READY, ItemState.LEASED]
 
 
-def test_a_policy_survives_a_restart_and_the_same_again_writes_nothing(partition: PartitionUnderTest) -> None:
+def test_a_policy_survives_a_restart_and_an_equal_policy_writes_nothing(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=3, on_bury="park", ttl=SECOND)
     partition.restart()
     assert partition.wrapped.state.policy == Policy(max_attempts=3, on_bury="park", ttl=SECOND)
@@ -239,7 +239,7 @@ def test_a_wrong_policy_changes_nothing(partition: PartitionUnderTest) -> None:
     assert partition.wrapped.state.policy == Policy()
 
 
-def test_pause_and_resume_are_each_their_own(partition: PartitionUnderTest) -> None:
+def test_leasing_and_producing_are_paused_and_resumed_separately(partition: PartitionUnderTest) -> None:
     partition.pause(lease=True)
     partition.pause(produce=True)
     partition.restart()

@@ -1,4 +1,4 @@
-"""Base: the whole state as bytes, the same however it came about."""
+"""Base: the whole state as bytes; the same state gives the same bytes."""
 
 from typing import get_args
 
@@ -52,8 +52,8 @@ def test_replay_from_a_base_at_any_point_gives_the_same_bytes(partition: Partiti
         apply(live, history[cut])
 
 
-def test_a_base_is_a_whole_state_that_goes_on_as_if_nothing_had_happened(partition: PartitionUnderTest) -> None:
-    """What is derived and not stored (held keys, heads, deadlines) shows in what comes next."""
+def test_a_state_loaded_from_a_base_behaves_like_the_original(partition: PartitionUnderTest) -> None:
+    """Parts that are derived and not stored (held keys, heads, deadlines) show in the operations that follow."""
     write_every_record(partition)
     twin, known = base.load(base.dump(partition.wrapped.state)), len(frames(partition))
     partition.pause(lease=False)
@@ -66,7 +66,7 @@ def test_a_base_is_a_whole_state_that_goes_on_as_if_nothing_had_happened(partiti
     assert base.dump(twin) == base.dump(partition.wrapped.state)
 
 
-def test_looking_at_a_state_does_not_change_its_bytes(partition: PartitionUnderTest) -> None:
+def test_reading_a_state_does_not_change_its_bytes(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c", keys=["k", None, "m"])
     granted = partition.lease()
     before = base.dump(partition.wrapped.state)
@@ -77,7 +77,7 @@ def test_looking_at_a_state_does_not_change_its_bytes(partition: PartitionUnderT
 
 
 def test_two_ways_to_the_same_state_have_the_same_bytes() -> None:
-    """Completed in one go or one by one: what is left is the same."""
+    """The image after these completes: at once or one by one, it is the same."""
     assert _left_after([None]) == _left_after([[1], [0], [2]])
 
 
@@ -90,7 +90,7 @@ def _left_after(completes: list[list[int] | None]) -> bytes:
     return base.dump(partition.wrapped.state)
 
 
-def test_a_newer_base_is_refused_with_a_word_on_what_to_do() -> None:
+def test_a_newer_base_is_refused_and_the_error_says_what_to_do() -> None:
     image = base._decoder.decode(base.dump(State()))
     image.version = base.VERSION + 1
     with pytest.raises(CorruptLog, match="; use a newer Penstock"):

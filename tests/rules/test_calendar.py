@@ -1,4 +1,4 @@
-"""Calendar, against a sorted list."""
+"""Calendar, compared with a sorted list."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ START = st.integers(0, 1_000).map(lambda number: 10 * number)  # far enough apar
 
 
 class CalendarStateMachine(RuleBasedStateMachine):
-    """Whatever is added, looked at and discarded: entries come out by (when, start)."""
+    """Entries come out by (when, start), in any sequence of operations."""
 
     @initialize()
     def begin(self) -> None:
@@ -44,7 +44,7 @@ class CalendarStateMachine(RuleBasedStateMachine):
         self.plain = [entry for entry in self.plain if not entry.start % divisor]
 
     @invariant()
-    def tells_the_same(self) -> None:
+    def agrees_with_the_list(self) -> None:
         assert list(self.calendar) == self.plain
         assert bool(self.calendar) == bool(self.plain)
         assert self.calendar.next() == (self.plain[0].when if self.plain else None)

@@ -1,4 +1,4 @@
-"""The catalog: what its records do to it, and what may be asked of it."""
+"""The catalog: its decisions, its records and its Base."""
 
 import re
 from pathlib import Path
@@ -74,7 +74,7 @@ def do(book: CatalogUnderTest, step: tuple[Any, ...]) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_records_and_base_tell_the_same_whatever_happened(steps: list[tuple[Any, ...]]) -> None:
+def test_records_and_base_give_the_same_state_after_any_history(steps: list[tuple[Any, ...]]) -> None:
     book = CatalogUnderTest()
     for step in steps:
         before = catalog.dump(book.state)
@@ -90,7 +90,7 @@ def test_records_and_base_tell_the_same_whatever_happened(steps: list[tuple[Any,
 @settings(max_examples=100, deadline=None)
 @given(STEPS, st.data())
 def test_any_records_may_be_missing(steps: list[tuple[Any, ...]], data: st.DataObject) -> None:
-    """After a repair: whatever is left is applied, and a name is still one queue's."""
+    """As after a repair: the remaining records can be applied, and a name still belongs to one queue."""
     book = CatalogUnderTest()
     for step in steps:
         try:
@@ -118,7 +118,7 @@ def test_two_ways_to_the_same_catalog_have_the_same_bytes() -> None:
     assert catalog.dump(books[0].state) == catalog.dump(books[1].state)
 
 
-def test_a_lost_deletion_is_told_by_what_follows() -> None:
+def test_a_queue_whose_deletion_was_lost_is_replaced_by_the_next_of_its_name() -> None:
     book = CatalogUnderTest()
     book.create("orders", incarnation=5)
     catalog.apply(book.state, Created("orders", 6, Options(), 1, 0))
@@ -146,7 +146,7 @@ def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: lis
     assert msgspec.msgpack.decode(body, type=CatalogRecord) == record
 
 
-def test_a_drop_keeps_the_number_it_was_given() -> None:
+def test_a_published_write_keeps_its_adoption_number() -> None:
     book = CatalogUnderTest()
     book.create("a")
     book.create("b")
@@ -171,7 +171,7 @@ def test_of_a_source_the_highest_number_is_remembered() -> None:
     book.check()
 
 
-def test_so_many_sources_are_remembered_the_newest_of_them() -> None:
+def test_only_the_newest_sources_are_remembered() -> None:
     book = CatalogUnderTest()
     book.create("a")
     incarnation = book.state.names["a"].incarnation
@@ -197,7 +197,7 @@ def test_a_right_is_recorded_when_it_changes() -> None:
     book.check()
 
 
-def test_they_go_with_their_queue() -> None:
+def test_adoptions_and_the_consumer_right_are_deleted_with_their_queue() -> None:
     book = CatalogUnderTest()
     book.create("a")
     book.adopting("a", "x")
@@ -210,7 +210,7 @@ def test_they_go_with_their_queue() -> None:
     assert (entry.adoptions, entry.adopting, entry.adopted, entry.consumer_right_holder) == (0, {}, {}, "")
 
 
-def test_a_base_of_before_there_was_an_inbox_is_read() -> None:
+def test_a_base_from_before_the_inbox_can_be_read() -> None:
     book = CatalogUnderTest()
     book.create("a", 2)
     version, (image,), deleted = msgspec.msgpack.decode(catalog.dump(book.state))
@@ -231,7 +231,7 @@ def test_bytes_that_are_no_base_are_refused(body: bytes) -> None:
         catalog.load(body)
 
 
-def test_a_newer_base_is_refused_with_a_word_on_what_to_do() -> None:
+def test_a_newer_base_is_refused_and_the_error_says_what_to_do() -> None:
     with pytest.raises(CorruptLog, match="version 2 and this Penstock knows 1; use a newer Penstock"):
         catalog.load(msgspec.msgpack.encode([2, [], []]))
 
@@ -256,12 +256,12 @@ def test_a_new_queue_has_what_was_asked_for(book: CatalogUnderTest) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "0", "Orders.dead-1_x", "a" * 200, "con", "a.."])
-def test_names_that_may_be(book: CatalogUnderTest, name: str) -> None:
+def test_valid_names(book: CatalogUnderTest, name: str) -> None:
     assert book.create(name).name == name
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "_a", "a" * 201, "a b", "a/b", "a\n", "ä", "٣", "a\x00", b"a", None, 3], ids=repr)
-def test_names_that_may_not_be(book: CatalogUnderTest, name: Any) -> None:
+def test_invalid_names_are_refused(book: CatalogUnderTest, name: Any) -> None:
     refused(book, InvalidRequest, "is no name for a queue; use 1 to 200 letters", lambda: book.create(name))
     refused(book, InvalidRequest, "is no name for a queue", lambda: catalog.entry_by_name(book.state, name))
 
@@ -275,7 +275,7 @@ def test_a_wrong_number_of_partitions_is_refused(book: CatalogUnderTest, partiti
     refused(book, InvalidRequest, "partitions is", lambda: book.create("orders", partitions))
 
 
-def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: CatalogUnderTest) -> None:
+def test_creating_an_existing_queue_is_refused_without_exist_ok(book: CatalogUnderTest) -> None:
     first = book.create("orders", 2, max_attempts=3)
     refused(book, QueueExists, "there is a queue 'orders' already; use it, pass exist_ok=True", lambda: book.create("orders", 2))
     assert book.create("orders", exist_ok=True) is first
@@ -294,7 +294,7 @@ def test_a_queue_that_exists_is_refused_unless_that_is_fine(book: CatalogUnderTe
         ({"partitions": 3}, "partitions"),
     ],
 )
-def test_only_what_was_given_is_compared(book: CatalogUnderTest, given: dict[str, Any], which: str) -> None:
+def test_exist_ok_compares_only_the_given_options(book: CatalogUnderTest, given: dict[str, Any], which: str) -> None:
     existing = book.create("orders", 2, max_attempts=3)
 
     def ask() -> list[CatalogRecord]:
@@ -400,7 +400,7 @@ def test_wrong_options_are_refused(book: CatalogUnderTest, changes: dict[str, An
     refused(book, InvalidRequest, sentence, lambda: catalog.update(book.state, entry.incarnation, changes))
 
 
-def test_what_is_not_there_cannot_be_changed(book: CatalogUnderTest) -> None:
+def test_a_queue_that_does_not_exist_cannot_be_changed(book: CatalogUnderTest) -> None:
     gone = book.create("orders").incarnation
     book.delete("orders")
     refused(book, QueueNotFound, "no queue of incarnation 0000000000000001", lambda: catalog.update(book.state, gone, {}))
@@ -412,7 +412,7 @@ def test_what_is_not_there_cannot_be_changed(book: CatalogUnderTest) -> None:
 # -- reshaping -----------------------------------------------------------------------------------------
 
 
-def test_a_reshaped_queue_knows_where_its_slots_were(book: CatalogUnderTest) -> None:
+def test_a_queue_keeps_its_earlier_slot_maps(book: CatalogUnderTest) -> None:
     first = book.create("orders", 2)
     grown = book.reshape("orders", [0, 1, 2, 3], marks={1: 50, 0: 7}, at=2_000)
     assert (grown.active, grown.retired, grown.next_partition) == ([0, 1, 2, 3], [], 4)
@@ -460,7 +460,7 @@ def test_a_partition_is_set_read_only_and_taken_back(book: CatalogUnderTest) -> 
     book.check()
 
 
-def test_a_reshape_that_changes_nothing_leaves_no_record(book: CatalogUnderTest) -> None:
+def test_a_change_to_the_same_partitions_writes_no_record(book: CatalogUnderTest) -> None:
     entry = book.create("orders", 3)
     assert book.reshape("orders", [2, 1, 0], marks={0: 1}) is entry
     assert len(book.records) == 1
@@ -481,7 +481,7 @@ def test_a_reshape_that_changes_nothing_leaves_no_record(book: CatalogUnderTest)
         ({"active": [0], "marks": {0: -1}}, "the offset of a mark is -1; give"),
     ],
 )
-def test_a_wrong_shape_is_refused(book: CatalogUnderTest, shape: dict[str, Any], sentence: str) -> None:
+def test_wrong_partitions_are_refused(book: CatalogUnderTest, shape: dict[str, Any], sentence: str) -> None:
     book.create("orders", 3)
     refused(book, InvalidRequest, sentence, lambda: book.reshape("orders", **shape))
 

@@ -1,4 +1,4 @@
-"""Clocks: wall time may be stepped and machines reboot; leases, delays and ttl neither double nor freeze."""
+"""Clocks: leases, delays and ttls keep their length when wall time is stepped or the machine reboots."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_stepped_wall_neither_ends_nor_freezes_a_lease(partition: PartitionUnd
 
 
 @STEPS
-def test_nor_does_it_over_a_restart(partition: PartitionUnderTest, step: int) -> None:
+def test_a_stepped_wall_over_a_restart_neither_ends_nor_freezes_a_lease(partition: PartitionUnderTest, step: int) -> None:
     partition.produce("a")
     partition.lease(timeout=10)
     partition.clock.step_wall(step)
@@ -48,7 +48,7 @@ def test_delays_ttls_and_dedup_windows_do_not_follow_the_wall(partition: Partiti
     assert partition.produce("again", dedups=["id"]) == [2]
 
 
-def test_at_follows_the_wall(partition: PartitionUnderTest) -> None:
+def test_a_schedule_by_at_follows_the_wall(partition: PartitionUnderTest) -> None:
     partition.produce("a", at=partition.after(3600))
     partition.clock.step_wall(HOUR)
     partition.run_due()
@@ -98,7 +98,7 @@ def test_elapsed_time_never_runs_backwards(partition: PartitionUnderTest, step: 
     assert seen == sorted(seen)
 
 
-def test_everything_of_a_turn_has_one_time(partition: PartitionUnderTest) -> None:
+def test_all_records_of_a_turn_have_the_same_time(partition: PartitionUnderTest) -> None:
     partition.wrapped.run(Produce(items("a")))
     before = partition.wrapped.now()
     partition.clock.advance(SECOND)

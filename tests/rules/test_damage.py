@@ -1,4 +1,4 @@
-"""Damage: items whose bytes are gone are never served and never stand in the way; all others are served. On real files, really broken."""
+"""Damage, on real files: lost items are never served and hold up nothing; all other items are served."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,15 +15,14 @@ from tests.partition_under_test import FilePartitionBackend, PartitionUnderTest,
 
 @pytest.fixture
 def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
-    partition = PartitionUnderTest(
-        FilePartitionBackend(tmp_path, "fsync")
-    )  # what was not promised by an fsync and is broken counts as torn, not as damaged
+    # With fsync: broken bytes that were never synced count as torn, not as damaged.
+    partition = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     yield partition
     partition.backend.kill(partition.wrapped.log)
 
 
 def damage(home: Path, content: bytes) -> None:
-    """Flip one bit of some content on disk, so that its frame cannot be read."""
+    """Flip one bit of this content on disk, so that its frame cannot be read."""
     [segment] = (home / "log").glob("*.log")
     data = bytearray(segment.read_bytes())
     assert data.count(content) == 1
@@ -87,7 +86,7 @@ def test_a_lost_item_frees_its_key(partition: PartitionUnderTest, tmp_path: Path
     assert partition.drain() == ["after 4", "after 5"]
 
 
-def test_lost_items_are_out_of_every_state(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_lost_items_are_completed_whatever_their_state_was(partition: PartitionUnderTest, tmp_path: Path) -> None:
     partition.configure(on_bury="park")
     partition.produce("before", "before too", "before as well", keys=["p", "b", "l"])
     partition.produce("broken 0", "broken 1", "broken 2", "broken 3", keys=["p", "b", "l", "b"], ttl=1_000)
@@ -105,7 +104,7 @@ def test_lost_items_are_out_of_every_state(partition: PartitionUnderTest, tmp_pa
     assert partition.counts == (0, 0, 0, 10, 0, 0)
 
 
-def test_items_in_line_found_lost_when_their_ttl_ends_are_not_buried(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_items_of_a_key_line_found_lost_when_their_ttl_ends_are_not_buried(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition, key="k", ttl=100)
     held = partition.lease(timeout=1_000)
     assert partition.lease_texts() == []
@@ -119,7 +118,9 @@ def test_items_in_line_found_lost_when_their_ttl_ends_are_not_buried(partition: 
     assert not partition.wrapped.state.keys.by_key
 
 
-def test_items_in_line_found_lost_when_their_attempts_are_spent_are_not_buried(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_items_of_a_key_line_found_lost_when_their_attempts_are_exhausted_are_not_buried(
+    partition: PartitionUnderTest, tmp_path: Path
+) -> None:
     three_frames(partition, key="k")
     partition.complete(partition.lease(2, per_key=2).lease)
     partition.retry(partition.lease().lease)
@@ -161,11 +162,11 @@ def test_a_lost_item_stays_lost_over_restarts(partition: PartitionUnderTest, tmp
     assert partition.why(3) == "lost: damage took its bytes"
 
 
-def test_whichever_frame_is_lost_the_others_do_no_harm(tmp_path: Path) -> None:
+def test_after_the_loss_of_any_frame_the_state_is_consistent(tmp_path: Path) -> None:
     whole = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     write_every_record(whole)
     frames = [frame for frame in whole.wrapped.log.frames() if isinstance(frame, Frame)]
-    whole.home.kill(whole.wrapped.log)
+    whole.backend.kill(whole.wrapped.log)
     for lost in frames[:-1]:
         copy = tmp_path / str(lost.sequence)
         shutil.copytree(tmp_path / "log", copy / "log")
@@ -175,11 +176,11 @@ def test_whichever_frame_is_lost_the_others_do_no_harm(tmp_path: Path) -> None:
         (gap,) = survivor.wrapped.gaps
         assert (gap.start, gap.stop) == (lost.base_offset, lost.base_offset + (lost.count if lost.type is FrameType.DATA else 0))
         _work_off(survivor)
-        survivor.home.kill(survivor.wrapped.log)
+        survivor.backend.kill(survivor.wrapped.log)
 
 
 def _work_off(partition: PartitionUnderTest) -> None:
-    """Serve all there is to serve; at no time may the state contradict itself."""
+    """Complete everything; the state must be consistent after every step."""
     assert list(partition.counts) == partition.recount()
     partition.pause(lease=False)
     partition.advance(20_000)

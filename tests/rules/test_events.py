@@ -1,4 +1,4 @@
-"""What records say happened to items."""
+"""The events of items that records give."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ import pytest
 
 from penstock.logs import codec
 from penstock.logs.log import Frame, FrameType
-from penstock.rules import base, events, machine
+from penstock.rules import base, events, machine, records
 from penstock.rules.events import Event, EventReplay, EventRuns
 from penstock.rules.item_states import Transition as Kind
 from penstock.rules.outbox import pack_destination
@@ -29,14 +29,14 @@ def recorded(partition: PartitionUnderTest) -> Iterator[tuple[Record, Moment]]:
             yield record, Moment(frame.elapsed, frame.wall)
 
 
-def told(partition: PartitionUnderTest) -> list[EventRuns]:
-    teller = EventReplay()
-    return [one for record, now in recorded(partition) for one in teller.apply(record, now)]
+def event_runs(partition: PartitionUnderTest) -> list[EventRuns]:
+    replay = EventReplay()
+    return [one for record, now in recorded(partition) for one in replay.apply(record, now)]
 
 
-def of(partition: PartitionUnderTest, offset: int) -> list[Event]:
-    """What happened to an item."""
-    return [event for event in (one.event_of(offset) for one in told(partition)) if event is not None]
+def events_of(partition: PartitionUnderTest, offset: int) -> list[Event]:
+    """All events of an item."""
+    return [event for event in (one.event_of(offset) for one in event_runs(partition)) if event is not None]
 
 
 def names(found: list[Event]) -> list[str]:
@@ -46,25 +46,33 @@ def names(found: list[Event]) -> list[str]:
 # -- whole histories -----------------------------------------------------------------------------------
 
 
-def test_every_record_is_told_or_known_to_tell_nothing() -> None:
-    kinds = [*events.BEFORE, *events.AFTER, *events.SILENT]
+WITHOUT_EVENTS = (
+    *(records.Configured, records.PassedOver, records.RequestAnswered, records.TtlChecked, records.Paused, records.CursorMoved),
+    *(records.CursorReleased, records.ProgressSet, records.FencesAdded, records.FenceNarrowed, records.FenceLifted),
+    *(records.FollowUpSent, records.ParkedKeyReleased),
+)
+"""Records that do nothing to an item of their partition."""
+
+
+def test_every_kind_of_record_has_events_or_is_known_to_have_none() -> None:
+    kinds = [*events.BEFORE, *events.AFTER, *WITHOUT_EVENTS]
     assert len(kinds) == len(set(kinds))
     assert set(kinds) == set(machine._APPLY)
 
 
-def test_everything_that_happens_is_told(partition: PartitionUnderTest) -> None:
+def test_every_kind_of_event_is_given_and_follows_the_table(partition: PartitionUnderTest) -> None:
     partition.produce("again")
     partition.retry(partition.lease().lease)
     write_every_record(partition)
-    witness = EventChecker()
+    checker = EventChecker()
     for record, now in recorded(partition):
-        witness.see(record, now)
-    assert base.dump(witness.replay.state) == base.dump(partition.wrapped.state)
-    assert witness.states == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
-    assert {one.event for one in told(partition)} == set(Kind) - {Kind.LOST}
+        checker.see(record, now)
+    assert base.dump(checker.replay.state) == base.dump(partition.wrapped.state)
+    assert checker.states == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
+    assert {one.event for one in event_runs(partition)} == set(Kind) - {Kind.LOST}
 
 
-def test_a_state_from_a_base_tells_the_same(partition: PartitionUnderTest) -> None:
+def test_a_replay_from_a_base_gives_the_same_events(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
     whole, anew = EventReplay(), EventReplay()
     for record, now in recorded(partition):
@@ -72,43 +80,43 @@ def test_a_state_from_a_base_tells_the_same(partition: PartitionUnderTest) -> No
         assert anew.apply(record, now) == whole.apply(record, now)
 
 
-def test_what_is_told_of_a_broker_is_what_happens() -> None:
-    """Transfers and resizes, kills and power cuts: every partition's log is looked through when all is over."""
+def test_the_events_of_a_simulated_broker_follow_the_table() -> None:
+    """With transfers, resizes, kills and power cuts: the log of every partition is checked at the end."""
     kinds: set[Kind] = set()
     for seed in range(9_000, 9_008):  # in some of them every queue is deleted at the end
         simulation = BrokerSimulation(seed)
         simulation.run()
-        kinds.update(kind for log in logs_of(simulation.harness) for kind in looked_through(log))
+        kinds.update(kind for log in logs_of(simulation.harness) for kind in checked_kinds(log))
     assert {Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED} <= kinds
 
 
 def logs_of(harness: BrokerHarness) -> Iterator[list[Frame]]:
     for loop in harness.broker.loops():
-        for member in loop.engine.handles.values():
-            yield [frame for frame in member.usable_partition.log.frames() if isinstance(frame, Frame)]
+        for handle in loop.engine.handles.values():
+            yield [frame for frame in handle.usable_partition.log.frames() if isinstance(frame, Frame)]
 
 
-def looked_through(frames: list[Frame]) -> set[Kind]:
-    """Follow a log from Base to Base."""
+def checked_kinds(frames: list[Frame]) -> set[Kind]:
+    """Check the events of a log from Base to Base; returns their kinds."""
     kinds: set[Kind] = set()
-    witness, last = EventChecker(), 0
+    checker, last = EventChecker(), 0
     for frame in frames:
         last, unbroken = frame.sequence, frame.sequence == last + 1
         if frame.type is FrameType.BASE:
-            witness, unbroken = EventChecker(base.load(frame.body)), True
+            checker, unbroken = EventChecker(base.load(frame.body)), True
         elif unbroken:
             for record in codec.decode_frame(frame, outline=True):
-                kinds |= {one.event for one in witness.see(record, Moment(frame.elapsed, frame.wall))}
+                kinds |= {one.event for one in checker.see(record, Moment(frame.elapsed, frame.wall))}
     return kinds
 
 
-def test_a_witness_misses_what_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    witness, now = EventChecker(), Moment(0, 0)
-    witness.see(Produced(0, Batch([b"a", b"b"])), now)
-    witness.see(Leased(1, 9, 9, "", [LaneTake(5, 0, 2)]), now)
+def test_the_event_checker_finds_a_missing_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    checker, now = EventChecker(), Moment(0, 0)
+    checker.see(Produced(0, Batch([b"a", b"b"])), now)
+    checker.see(Leased(1, 9, 9, "", [LaneTake(5, 0, 2)]), now)
     monkeypatch.delitem(events.BEFORE, Completed)
     with pytest.raises(AssertionError, match=r"'leased': 2.*leased=0"):
-        witness.see(Completed(1), now)
+        checker.see(Completed(1), now)
 
 
 # -- one item ------------------------------------------------------------------------------------------
@@ -125,7 +133,7 @@ def test_an_item_that_is_tried_twice(partition: PartitionUnderTest) -> None:
     partition.advance(3)
     third = partition.lease(consumer="three")
     partition.complete(third.lease)
-    assert of(partition, offset) == [
+    assert events_of(partition, offset) == [
         Event("produced", offset, began),
         Event("leased", offset, began, 1, "", "one", first.lease),
         Event("extended", offset, began, 1, "", "one", first.lease),
@@ -138,19 +146,19 @@ def test_an_item_that_is_tried_twice(partition: PartitionUnderTest) -> None:
     ]
 
 
-def test_an_item_is_given_up_when_its_attempts_are_spent(partition: PartitionUnderTest) -> None:
+def test_an_item_is_buried_when_its_attempts_are_exhausted(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=2)
     (offset,) = partition.produce("a")
     for _ in range(2):
         partition.retry(partition.lease().lease, reason="no")
-    found = of(partition, offset)
+    found = events_of(partition, offset)
     assert [(event.event, event.attempt, event.reason) for event in found[2:]] == [
         ("retried", 1, "no"),
         ("leased", 2, ""),
         ("buried", 2, "attempts spent: no"),
     ]
     partition.redrive(offset)
-    assert of(partition, offset)[-1] == Event("redriven", offset, partition.wall, 2)
+    assert events_of(partition, offset)[-1] == Event("redriven", offset, partition.wall, 2)
 
 
 def test_the_later_items_of_a_unit_return_with_the_first(partition: PartitionUnderTest) -> None:
@@ -159,19 +167,19 @@ def test_the_later_items_of_a_unit_return_with_the_first(partition: PartitionUnd
     partition.retry(lease, [first], reason="no")
     lease = partition.lease(3, per_key=3).lease
     partition.bury(lease, [first], reason="never")
-    assert [(e.event, e.reason) for e in of(partition, second) if e.event != "leased"] == [
+    assert [(e.event, e.reason) for e in events_of(partition, second) if e.event != "leased"] == [
         ("produced", ""),
         ("retried", events.RETURNED),
         ("retried", events.RETURNED),
     ]
-    assert [event.attempt for event in of(partition, third) if event.event == "leased"] == [1, 1]
+    assert [event.attempt for event in events_of(partition, third) if event.event == "leased"] == [1, 1]
 
 
 def test_an_attempt_that_does_not_count_is_given_back(partition: PartitionUnderTest) -> None:
     (offset,) = partition.produce("a")
     partition.retry(partition.lease().lease, counted=False)
     partition.lease()
-    assert [(event.event, event.attempt) for event in of(partition, offset)] == [
+    assert [(event.event, event.attempt) for event in events_of(partition, offset)] == [
         ("produced", 0),
         ("leased", 1),
         ("retried", 1),
@@ -179,51 +187,52 @@ def test_an_attempt_that_does_not_count_is_given_back(partition: PartitionUnderT
     ]
 
 
-def test_a_ttl_is_told_apart_from_a_burial(partition: PartitionUnderTest) -> None:
+def test_an_ended_ttl_and_a_burial_are_different_events(partition: PartitionUnderTest) -> None:
     waiting, later = *partition.produce("a", ttl=5), *partition.produce("b", ttl=5, at=partition.after(60))
     held = *partition.produce("c", ttl=5, priority=0), partition.lease(1, timeout=60).lease
     partition.advance(5)
     partition.retry(held[1], [held[0]])
-    assert names(of(partition, waiting)) == ["produced", "expired"]
-    assert names(of(partition, later)) == ["scheduled", "expired"]
-    assert names(of(partition, held[0])) == ["produced", "leased", "buried"] and of(partition, held[0])[-1].reason == "expired"
+    assert names(events_of(partition, waiting)) == ["produced", "expired"]
+    assert names(events_of(partition, later)) == ["scheduled", "expired"]
+    held_events = events_of(partition, held[0])
+    assert names(held_events) == ["produced", "leased", "buried"] and held_events[-1].reason == "expired"
 
 
-def test_an_operators_word_is_told(partition: PartitionUnderTest) -> None:
+def test_administrative_operations_have_events(partition: PartitionUnderTest) -> None:
     done, ready, leased = partition.produce("done", "ready", "leased", priorities=[0, 9, 5])
     partition.complete(partition.lease(1).lease)
     partition.lease(1)
     (later,) = partition.produce("later", at=partition.after(60))
     partition.clear(ready=True, scheduled=True, leased=True)
-    assert names(of(partition, ready)) == ["produced", "cleared"]
-    assert names(of(partition, later)) == ["scheduled", "cleared"]
-    assert [(event.event, event.attempt) for event in of(partition, leased)] == [("produced", 0), ("leased", 1), ("cleared", 1)]
+    assert names(events_of(partition, ready)) == ["produced", "cleared"]
+    assert names(events_of(partition, later)) == ["scheduled", "cleared"]
+    assert [(event.event, event.attempt) for event in events_of(partition, leased)] == [("produced", 0), ("leased", 1), ("cleared", 1)]
     partition.seek(0)
     partition.clear(ready=True)
     partition.drop(0, 1)
-    assert names(of(partition, done)) == ["produced", "leased", "completed", "sought", "cleared", "dropped"]
+    assert names(events_of(partition, done)) == ["produced", "leased", "completed", "sought", "cleared", "dropped"]
 
 
-def test_a_transfer_is_told_with_both_its_ends(partition: PartitionUnderTest) -> None:
+def test_the_events_of_a_transfer_name_its_source_and_destination(partition: PartitionUnderTest) -> None:
     first, other, second = partition.produce("a", "b", "c")
     partition.send(first, second)
     partition.deliver(70)
-    sent, delivered = of(partition, second)[1:]
+    sent, delivered = events_of(partition, second)[1:]
     assert (sent.event, sent.destination) == ("sent", "000000000000dead/3")
     assert (delivered.event, delivered.destination) == ("delivered", "000000000000dead/3-71")
-    assert names(of(partition, other)) == ["produced"]
-    both = next(one for one in told(partition) if one.event is Kind.DELIVERED)
+    assert names(events_of(partition, other)) == ["produced"]
+    both = next(one for one in event_runs(partition) if one.event is Kind.DELIVERED)
     assert [event.destination for event in both.events()] == ["000000000000dead/3-70", "000000000000dead/3-71"]
     partition.store(items(["back"]), source=ELSEWHERE, sequence=1)
     partition.store(items(["stranger"]), source=b"?", sequence=1)
-    assert [of(partition, offset)[0].source for offset in (3, 4)] == ["000000000000dead/3", "3f"]
+    assert [events_of(partition, offset)[0].source for offset in (3, 4)] == ["000000000000dead/3", "3f"]
 
 
-def test_an_arrival_that_is_not_placed_is_told_without_its_offset(partition: PartitionUnderTest) -> None:
+def test_a_delivery_to_an_unknown_offset_has_no_offset(partition: PartitionUnderTest) -> None:
     (offset,) = partition.produce("a")
     partition.send(offset, to=pack_destination(1, 2))
     partition.deliver(to=pack_destination(1, 2))
-    assert of(partition, offset)[-1].destination == "0000000000000001/2"
+    assert events_of(partition, offset)[-1].destination == "0000000000000001/2"
 
 
 def test_a_reboot_extends_every_lease(partition: PartitionUnderTest) -> None:
@@ -232,39 +241,41 @@ def test_a_reboot_extends_every_lease(partition: PartitionUnderTest) -> None:
     partition.wrapped.close()
     partition.clock.reboot(60 * SECOND)
     partition.open()
-    assert of(partition, offset)[-1] == Event("extended", offset, partition.wall, 1, events.REBOOTED, "c", lease)
+    assert events_of(partition, offset)[-1] == Event("extended", offset, partition.wall, 1, events.REBOOTED, "c", lease)
 
 
-def test_damage_takes_what_is_not_resolved() -> None:
-    teller, now = EventReplay(), Moment(0, 7)
+def test_lost_items_have_an_event_unless_they_are_completed() -> None:
+    replay, now = EventReplay(), Moment(0, 7)
     for record in (Opened(1, "boot", 0), Produced(0, Batch([b""] * 5)), Leased(1, 9, 9, "c", [LaneTake(5, 0, 2)]), Completed(1, [0, 1])):
-        teller.apply(record, now)
-    plain, held = teller.apply(Lost([0, 4]), now)
+        replay.apply(record, now)
+    plain, held = replay.apply(Lost([0, 4]), now)
     assert (plain.runs, held.runs, held.attempt) == ([2, 4], [1, 2], 1)
-    assert teller.apply(Lost([0, 4]), now) == []
-    (unseen,) = teller.apply(Lost([5, 8]), now)  # records of these were never seen
+    assert replay.apply(Lost([0, 4]), now) == []
+    (unseen,) = replay.apply(Lost([5, 8]), now)  # records of these were never seen
     assert unseen.runs == [5, 8]
 
 
-def test_a_completion_without_its_lease_is_told() -> None:
+def test_a_completion_has_an_event_even_if_its_lease_is_lost() -> None:
     """Damage took the record of the lease."""
-    teller = EventReplay(State())
-    teller.apply(Produced(0, Batch([b"a"])), Moment(0, 1))
-    (done,) = teller.apply(Completed(4, [0, 1]), Moment(0, 2))
+    replay = EventReplay(State())
+    replay.apply(Produced(0, Batch([b"a"])), Moment(0, 1))
+    (done,) = replay.apply(Completed(4, [0, 1]), Moment(0, 2))
     assert list(done.events()) == [Event("completed", 0, 2, 1, lease=4)]
 
 
-def test_a_happening_finds_its_items_in_any_order() -> None:
+def test_event_runs_find_their_items_in_any_order() -> None:
     one = EventRuns(Kind.LEASED, [7, 9, 2, 3], 5, 1, {8: 4}, consumer="c", lease=6)
     assert [(event.offset, event.attempt) for event in one.events()] == [(7, 1), (8, 4), (2, 1)]
     assert [one.event_of(offset) for offset in (7, 8, 2)] == list(one.events())
     assert one.event_of(9) is None and one.event_of(1) is None
 
 
-def test_leases_of_many_are_one_happening(partition: PartitionUnderTest) -> None:
-    """Told in bulk: what is told of a batch does not grow with it."""
+def test_the_lease_of_many_items_is_one_event_run(partition: PartitionUnderTest) -> None:
+    """The number of event runs does not grow with the batch."""
     partition.produce(*map(str, range(500)))
     granted = partition.lease(500)
     partition.complete(granted.lease)
-    assert [(one.event, one.runs) for one in told(partition)] == [(kind, [0, 500]) for kind in (Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED)]
+    assert [(one.event, one.runs) for one in event_runs(partition)] == [
+        (kind, [0, 500]) for kind in (Kind.PRODUCED, Kind.LEASED, Kind.COMPLETED)
+    ]
     assert granted_offsets(granted) == list(range(500))

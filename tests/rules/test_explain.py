@@ -1,4 +1,4 @@
-"""Why is this item not running? Every sentence that can be the answer."""
+"""`explain`: every reason why an item is not being handled."""
 
 import pytest
 
@@ -72,7 +72,7 @@ def test_a_parked_key(partition: PartitionUnderTest) -> None:
     assert (found.why, found.held_by) == ("its key is parked: item 0 was buried; redrive or clear it", 0)
 
 
-def test_first_of_its_key_and_behind_it(partition: PartitionUnderTest) -> None:
+def test_the_first_item_of_a_free_key_and_those_behind_it(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", key="a")
     partition.complete(partition.lease(2).lease)
     assert partition.why(1) == "ready: first of its key, the next lease that reaches it gets it"
@@ -94,7 +94,7 @@ def test_completed(partition: PartitionUnderTest) -> None:
 
 
 @pytest.mark.parametrize("offset", [1, -1])
-def test_an_item_that_was_never_there(partition: PartitionUnderTest, offset: int) -> None:
+def test_an_item_that_was_never_produced(partition: PartitionUnderTest, offset: int) -> None:
     partition.produce("a")
     with pytest.raises(InvalidRequest, match="; the next to be given is 1"):
         partition.why(offset)

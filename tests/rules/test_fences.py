@@ -1,4 +1,4 @@
-"""What comes with a fence: its version, taken once, and the dedup ids of its slots; and fences by themselves."""
+"""Fences and MovedSlots; versions of the slot map and dedup ids in AddFences."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.partition_under_test import PartitionUnderTest, items, key_id, slot
 # -- versions, and dedup ids ---------------------------------------------------------------------------
 
 
-def test_a_version_is_taken_once(partition: PartitionUnderTest) -> None:
+def test_a_version_of_the_slot_map_is_applied_once(partition: PartitionUnderTest) -> None:
     barriers = [FenceSpec(0, 3, 10, 0, pack_slots([1])), FenceSpec(0, 4, 20, 0, pack_slots([2, 3]))]
     assert partition.wrapped.run(AddFences(5, barriers)) == ItemCount(2)
     assert partition.wrapped.run(AddFences(6, [])) == ItemCount(0)
@@ -34,7 +34,7 @@ def adopt(partition: PartitionUnderTest, name: str, left: float, item: int) -> N
     partition.wrapped.commit()
 
 
-def test_dedup_ids_alone_are_of_no_version(partition: PartitionUnderTest) -> None:
+def test_dedup_ids_without_fences_have_version_0(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a", version=4)
     adopt(partition, "x", 10, ids.foreign_number(3, 7))
     partition.kill()
@@ -42,7 +42,7 @@ def test_dedup_ids_alone_are_of_no_version(partition: PartitionUnderTest) -> Non
 
 
 @pytest.mark.parametrize("number", [0, 3, ids.LAST_PARTITION])
-def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(partition: PartitionUnderTest, number: int) -> None:
+def test_moved_dedup_ids_give_the_item_of_the_other_partition_until_their_window_ends(partition: PartitionUnderTest, number: int) -> None:
     foreign = ids.foreign_number(number, ids.FIRST_FOREIGN_NUMBER - 1)
     adopt(partition, "x", 10, foreign)
     partition.clock.advance(9 * SECOND)
@@ -55,7 +55,7 @@ def test_adopted_dedup_ids_answer_with_the_foreign_item_until_their_window_ends(
     assert partition.drain() == ["new", "over"]
 
 
-def test_an_own_dedup_id_is_not_overruled_by_one_that_comes_back(partition: PartitionUnderTest) -> None:
+def test_an_own_dedup_id_is_not_replaced_by_a_moved_one(partition: PartitionUnderTest) -> None:
     partition.produce("first", dedups=["x"])
     adopt(partition, "x", 100, ids.foreign_number(3, 7))
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_without_fences_nothing_waits() -> None:
     assert fences.waits_from(key_id("a")) == ENDLESS
 
 
-def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
+def test_items_of_a_moved_slot_are_strays_except_the_backlog() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")] = owners[slot("b")] = 1
     departed = MovedSlots(owners, 0, {slot("a"): 10})
@@ -87,7 +87,7 @@ def test_of_a_slot_that_lives_elsewhere_all_but_the_backlog_is_astray() -> None:
     assert not departed.moved_any([routing.NO_KEY, key_id("c")])
 
 
-def test_what_belongs_to_a_partition_that_cannot_be_opened_is_handled_where_it_is() -> None:
+def test_items_of_a_partition_that_cannot_be_opened_are_no_strays() -> None:
     owners = bytearray(routing.SLOTS)
     owners[slot("a")], owners[slot("b")] = 1, 2
     departed = MovedSlots(owners, 0, {}, {2})

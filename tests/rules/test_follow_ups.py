@@ -1,4 +1,4 @@
-"""Follow-ups: what a completion promises is on its way exactly when the completion is recorded, and exactly once."""
+"""Follow-ups: they are in the outbox if and only if the completion is recorded, and exactly once."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,60 +16,60 @@ OTHER = pack_destination(0xBEEF, 0)
 ONE, TWO = FollowUpBatch(ELSEWHERE, b"one"), FollowUpBatch(ELSEWHERE, b"two")
 
 
-def promised(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[bytes]:
-    """Bodies on their way, in their order."""
+def waiting_bodies(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[bytes]:
+    """The bodies of the follow-ups in the outbox, in order."""
     line = partition.wrapped.state.outbox.get(to, [])
     assert sorted({entry.sequence for entry in line}) == [entry.sequence for entry in line]
     return [entry.body for entry in line]
 
 
 def refused(partition: PartitionUnderTest, error: type[PenstockError], wrong: Callable[[], object]) -> None:
-    """It is an error and changes nothing."""
+    """Check that a call raises this error and changes nothing."""
     before = base.dump(partition.wrapped.state)
     with pytest.raises(error, match="; "):
         wrong()
     assert base.dump(partition.wrapped.state) == before
 
 
-def test_a_completion_and_its_letters_are_recorded_together(partition: PartitionUnderTest) -> None:
+def test_a_completion_and_its_follow_ups_are_recorded_together(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease()
     settled = partition.complete(granted.lease, then=[ONE, FollowUpBatch(OTHER, b"other"), TWO])
     assert settled.done == 2
     partition.kill()
-    assert (promised(partition), promised(partition, OTHER)) == ([b"one", b"two"], [b"other"])
+    assert (waiting_bodies(partition), waiting_bodies(partition, OTHER)) == ([b"one", b"two"], [b"other"])
     assert partition.counts == (0, 0, 0, 2, 0, 0)
 
 
-def test_letters_of_a_turn_that_was_never_written_are_not_there(partition: PartitionUnderTest) -> None:
+def test_follow_ups_of_a_turn_that_was_never_written_do_not_exist(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease()
     partition.wrapped.run(CompleteLeased(granted.lease, follow_ups=[ONE]))
-    assert promised(partition) == [b"one"]
+    assert waiting_bodies(partition) == [b"one"]
     partition.kill()
-    assert (promised(partition), partition.state_of(0)) == ([], ItemState.LEASED)
+    assert (waiting_bodies(partition), partition.state_of(0)) == ([], ItemState.LEASED)
     partition.complete(granted.lease, then=[ONE])
-    assert promised(partition) == [b"one"]
+    assert waiting_bodies(partition) == [b"one"]
 
 
-def test_some_items_of_a_lease_may_have_letters_of_their_own(partition: PartitionUnderTest) -> None:
+def test_a_partial_completion_may_have_follow_ups(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease()
     assert partition.complete(granted.lease, [1], then=[TWO]).done == 1
     assert partition.complete(granted.lease, [0], then=[ONE]).done == 1
-    assert promised(partition) == [b"two", b"one"]
+    assert waiting_bodies(partition) == [b"two", b"one"]
 
 
-def test_each_letter_arrives_in_its_turn_and_leaves_nothing_behind(partition: PartitionUnderTest) -> None:
+def test_follow_ups_are_confirmed_in_order_and_then_removed(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.complete(partition.lease().lease, then=[ONE, TWO])
     assert partition.deliver(70) == 1
-    assert promised(partition) == [b"two"]
+    assert waiting_bodies(partition) == [b"two"]
     assert partition.deliver(71) == 1
     assert (partition.wrapped.state.outbox, partition.wrapped.state.moved, partition.counts.completed) == ({}, {}, 1)
 
 
-def test_items_and_letters_for_one_destination_are_in_one_order(partition: PartitionUnderTest) -> None:
+def test_items_and_follow_ups_for_one_destination_have_one_order(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.complete(partition.lease(1).lease, then=[ONE])
     partition.send(1)
@@ -82,26 +82,26 @@ def test_items_and_letters_for_one_destination_are_in_one_order(partition: Parti
 
 
 @pytest.mark.parametrize("which", [None, [0]])
-def test_a_repeated_completion_promises_nothing_more(partition: PartitionUnderTest, which: list[int] | None) -> None:
+def test_a_repeated_completion_makes_no_more_follow_ups(partition: PartitionUnderTest, which: list[int] | None) -> None:
     partition.produce("a")
     granted = partition.lease()
     partition.complete(granted.lease, which, then=[ONE])
     partition.restart()
     assert partition.complete(granted.lease, which, then=[ONE]).refused == []
-    assert promised(partition) == [b"one"]
+    assert waiting_bodies(partition) == [b"one"]
 
 
-def test_a_repeated_request_has_the_same_answer_and_one_promise(partition: PartitionUnderTest) -> None:
+def test_a_repeated_request_has_the_same_answer_and_makes_no_more_follow_ups(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease()
     first = partition.complete(granted.lease, [0], request="r", then=[ONE])
     assert partition.complete(granted.lease, [0], request="r", then=[ONE]) == first
     partition.kill()
     assert partition.complete(granted.lease, [0], request="r", then=[ONE]) == first
-    assert promised(partition) == [b"one"]
+    assert waiting_bodies(partition) == [b"one"]
 
 
-def test_with_one_stale_item_nothing_is_completed_and_nothing_promised(partition: PartitionUnderTest) -> None:
+def test_with_one_refused_item_nothing_is_completed_and_no_follow_up_made(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c")
     granted = partition.lease(2)
     partition.retry(granted.lease, [1])
@@ -110,16 +110,16 @@ def test_with_one_stale_item_nothing_is_completed_and_nothing_promised(partition
     assert partition.complete(granted.lease, [0], then=[ONE]).done == 1
 
 
-def test_an_item_before_its_turn_is_refused_whole(partition: PartitionUnderTest) -> None:
+def test_an_early_item_with_follow_ups_is_refused(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     granted = partition.lease(per_key=2)
     refused(partition, InvalidRequest, lambda: partition.complete(granted.lease, [1], then=[ONE]))
-    assert partition.complete(granted.lease, [1]).early == [1]  # without letters each item has its own result
+    assert partition.complete(granted.lease, [1]).early == [1]  # without follow-ups each item has its own result
 
 
 @pytest.mark.parametrize("which", [None, [0]])
 @pytest.mark.parametrize("noticed", [False, True])
-def test_a_lease_that_ended_promises_nothing(partition: PartitionUnderTest, which: list[int] | None, noticed: bool) -> None:
+def test_an_ended_lease_makes_no_follow_ups(partition: PartitionUnderTest, which: list[int] | None, noticed: bool) -> None:
     partition.produce("a")
     granted = partition.lease(timeout=5)
     if noticed:
@@ -127,10 +127,10 @@ def test_a_lease_that_ended_promises_nothing(partition: PartitionUnderTest, whic
     else:
         partition.clock.advance(5_000_000)
     refused(partition, LeaseLost, lambda: partition.complete(granted.lease, which, then=[ONE]))
-    assert promised(partition) == []
+    assert waiting_bodies(partition) == []
 
 
-def test_a_letter_without_a_destination_is_refused(partition: PartitionUnderTest) -> None:
+def test_a_follow_up_without_a_destination_is_refused(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease()
     refused(partition, InvalidRequest, lambda: partition.complete(granted.lease, then=[ONE, FollowUpBatch(b"nowhere", b"two")]))
@@ -139,7 +139,7 @@ def test_a_letter_without_a_destination_is_refused(partition: PartitionUnderTest
 
 
 @pytest.mark.parametrize("which", [None, [0]])
-def test_too_many_bytes_on_their_way_are_refused(partition: PartitionUnderTest, which: list[int] | None) -> None:
+def test_too_many_bytes_of_follow_ups_are_refused(partition: PartitionUnderTest, which: list[int] | None) -> None:
     partition.produce("a", "b")
     partition.complete(partition.lease(1).lease, then=[ONE])
     granted = partition.lease()

@@ -1,4 +1,5 @@
-"""How good the best item of a partition is, and a lease that stops where another partition has something better."""
+"""The best rank of a partition's heads, and leases that stop at `worst_rank`, where another partition has better
+items."""
 
 import pytest
 
@@ -13,14 +14,19 @@ def now(partition: PartitionUnderTest) -> int:
     return partition.wrapped.now().elapsed
 
 
+def best(partition: PartitionUnderTest) -> Rank | None:
+    state = partition.wrapped.state
+    return best_rank(state.lane_heads(), state.policy.priority_aging, now(partition))
+
+
 def head(partition: PartitionUnderTest) -> tuple[int, float] | None:
     """Priority of the best head and how many seconds it has been waiting."""
-    found = partition.wrapped.state.best_head(now(partition))
+    found = best(partition)
     return None if found is None else (found.priority, (now(partition) - found.since) / SECOND)
 
 
 def until(partition: PartitionUnderTest, priority: int, seconds: float) -> Rank:
-    """Nothing that waits for less than so many seconds, at this lifted priority."""
+    """The rank of an item of this aged priority that has waited so many seconds."""
     return Rank(priority, now(partition) - round(seconds * SECOND))
 
 
@@ -44,16 +50,14 @@ def test_the_best_lane_comes_first_and_then_the_oldest(partition: PartitionUnder
     assert head(partition) == (6, 5)
 
 
-def test_waiting_lifts_a_head(partition: PartitionUnderTest) -> None:
+def test_aging_raises_the_priority_of_a_head(partition: PartitionUnderTest) -> None:
     partition.configure(priority_aging=10 * SECOND)
     partition.produce("a", priority=2)
     partition.produce("b", priority=9)
     heads = partition.wrapped.state.lane_heads()
     partition.advance(19)
     assert head(partition) == (1, 19)
-    assert best_rank(heads, 10 * SECOND, now(partition)) == partition.wrapped.state.best_head(now(partition)), (
-        "what was noted before says the same"
-    )
+    assert best_rank(heads, 10 * SECOND, now(partition)) == best(partition), "earlier heads give the same rank"
     partition.advance(10_000)
     assert head(partition) == (0, 10_019)
     partition.configure(priority_aging=0)
@@ -61,7 +65,7 @@ def test_waiting_lifts_a_head(partition: PartitionUnderTest) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 5), (59.999_999, 5), (60, 4), (300, 0), (1e6, 0)])
-def test_every_step_of_aging_lifts_by_one(seconds: float, expected: int) -> None:
+def test_each_aging_period_raises_the_priority_by_one(seconds: float, expected: int) -> None:
     assert aged_priority(5, 0, 60 * SECOND, round(seconds * SECOND)) == expected
 
 
@@ -86,7 +90,7 @@ def test_a_keyed_item_that_came_back_does_not_make_older_ones_behind_it_look_you
     assert partition.lease_texts(1, until=until(partition, 5, 8)) == ["b"]
 
 
-def test_looking_changes_nothing(partition: PartitionUnderTest) -> None:
+def test_reading_the_heads_changes_nothing(partition: PartitionUnderTest) -> None:
     partition.produce(*"aabbcc", keys=list("aabbcc"), priorities=[3, 5, 3, 5, 3, 5])
     partition.complete(partition.lease(2).lease)
     before = base.dump(partition.wrapped.state)
@@ -98,7 +102,7 @@ def test_looking_changes_nothing(partition: PartitionUnderTest) -> None:
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
-def test_a_lease_stops_before_what_is_worse(partition: PartitionUnderTest, keyed: bool) -> None:
+def test_a_lease_stops_before_items_of_a_worse_rank(partition: PartitionUnderTest, keyed: bool) -> None:
     for number in range(5):
         partition.produce(f"{number}", key=f"key-{number}" if keyed else None)
         partition.advance(2)
@@ -115,7 +119,7 @@ def test_a_lease_stops_before_a_worse_lane(partition: PartitionUnderTest) -> Non
     assert partition.lease_texts(until=until(partition, 7, 0)) == ["a", "c"]
 
 
-def test_lines_of_free_keys_stop_it_too(partition: PartitionUnderTest) -> None:
+def test_a_lease_stops_before_a_worse_free_key(partition: PartitionUnderTest) -> None:
     partition.produce("a0", "b0", keys=["a", "b"])
     partition.produce("a1", key="a")
     partition.advance(4)

@@ -1,4 +1,4 @@
-"""Reading a heap in order, beside sorting it."""
+"""`in_order`, compared with sorting."""
 
 from heapq import heapify
 from itertools import islice

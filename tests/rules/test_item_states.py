@@ -1,4 +1,4 @@
-"""The table of an item's life."""
+"""The table of item states and transitions."""
 
 import itertools
 
@@ -26,13 +26,13 @@ def test_the_diagram_shows_nothing_else() -> None:
     assert len(diagram().splitlines()) == 1 + len(TRANSITIONS)
 
 
-def test_what_is_resolved_comes_back_only_by_an_operators_word() -> None:
+def test_only_administrative_operations_make_resolved_items_ready_again() -> None:
     back = {event for (state, event), then in TRANSITIONS.items() if state is not None and state.resolved and not then.resolved}
     assert back - {Transition.SENT} == {Transition.SOUGHT, Transition.REDRIVEN}
-    assert next_state(ItemState.BURIED, Transition.SENT) is ItemState.MOVING  # away from here, not back
+    assert next_state(ItemState.BURIED, Transition.SENT) is ItemState.MOVING  # to another partition
 
 
-def test_what_is_moving_arrives_or_is_lost_and_nothing_else() -> None:
+def test_a_moving_item_is_delivered_or_lost_and_nothing_else() -> None:
     ends = {event: then for (state, event), then in TRANSITIONS.items() if state is ItemState.MOVING}
     assert ends == {Transition.DELIVERED: ItemState.COMPLETED, Transition.LOST: ItemState.COMPLETED}
     assert not ItemState.MOVING.resolved

@@ -1,4 +1,4 @@
-"""Strict keys: one unit of a key at a time, in order, and a held key holds nothing else."""
+"""Keys: one unit of a key at a time, in order; a held key holds up no other key."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.partition_under_test import PartitionUnderTest, granted_offsets
 
 
 def keyed(partition: PartitionUnderTest, text: str) -> None:
-    """Produce one item per word: `k1` has key k. Each in a produce of its own."""
+    """Produce one item per word, each by its own command: `k1` has key k."""
     for word in text.split():
         partition.produce(word, key=word[0])
 
@@ -31,13 +31,13 @@ def test_items_of_held_keys_are_passed_over_for_others(partition: PartitionUnder
     assert sorted(partition.lease_texts()) == ["a2", "b2"]
 
 
-def test_a_retry_keeps_its_place(partition: PartitionUnderTest) -> None:
+def test_a_retried_item_keeps_its_position(partition: PartitionUnderTest) -> None:
     keyed(partition, "a1 a2 b1")
     partition.retry(partition.lease(1).lease)
     assert partition.drain() == ["a1", "a2", "b1"]
 
 
-def test_an_expired_lease_gives_a_keyed_item_its_place_back(partition: PartitionUnderTest) -> None:
+def test_an_expired_lease_returns_a_keyed_item_to_its_position(partition: PartitionUnderTest) -> None:
     keyed(partition, "a1 a2")
     partition.lease(timeout=1)
     partition.advance(1)
@@ -54,7 +54,7 @@ def test_a_back_off_holds_its_key_and_only_its_key(partition: PartitionUnderTest
     assert partition.drain() == ["a1", "a2"]
 
 
-def test_two_thousand_keys_go_on_beside_a_poisoned_one(partition: PartitionUnderTest) -> None:
+def test_two_thousand_keys_are_served_beside_a_failing_one(partition: PartitionUnderTest) -> None:
     names = [f"{number}" for number in range(2_000)]
     partition.produce("poison", *names, keys=["poison", *names])
     partition.retry(partition.lease(1).lease, delay=30)
@@ -233,7 +233,7 @@ def test_retrying_one_of_a_unit_returns_it_and_the_later_ones(partition: Partiti
     assert (partition.texts(again), again.attempts) == (["a2", "a3", "a4"], {1: 2})
 
 
-def test_losing_a_unit_returns_what_was_open_to_its_places(partition: PartitionUnderTest) -> None:
+def test_an_expired_unit_returns_its_open_items_to_their_positions(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "b1", "a2", "plain 1", "a3", "plain 2", keys=["a", "b", "a", None, "a", None])
     granted = partition.lease(per_key=3, timeout=1)
     partition.complete(granted.lease, [0])
@@ -250,7 +250,7 @@ def test_burying_one_of_a_unit_returns_the_later_ones(partition: PartitionUnderT
     assert partition.drain() == ["a2", "a3"]
 
 
-def test_spent_attempts_in_a_unit_bury_the_first_and_return_the_rest(partition: PartitionUnderTest) -> None:
+def test_exhausted_attempts_in_a_unit_bury_the_first_and_return_the_rest(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=1)
     partition.produce("a1", "a2", key="a")
     partition.retry(partition.lease(per_key=2).lease)
@@ -347,7 +347,7 @@ def test_a_lowered_max_attempts_frees_the_key_of_what_it_buries(partition: Parti
     assert partition.drain() == ["a2", "b1"]
 
 
-def test_the_chain_of_commands_holds_though_the_first_fails_twice(partition: PartitionUnderTest) -> None:
+def test_the_items_of_a_key_stay_in_order_though_the_first_fails_twice(partition: PartitionUnderTest) -> None:
     partition.produce("add to list", "mail the list", "remove from list", key="list-7")
     for _ in range(2):
         granted = partition.lease()

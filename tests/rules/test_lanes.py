@@ -1,4 +1,4 @@
-"""Lanes, against lists of offsets."""
+"""Lanes, compared with lists of offsets."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ def covered(lanes: Lanes) -> list[list[int]]:
 
 
 def filled(sizes: list[tuple[int, int, int, int]]) -> tuple[Lanes, list[list[int]]]:
-    """Lanes with produces of these (lane, size, flags, pause), and the offsets each should cover, in order."""
+    """Lanes after adding these (lane, size, flags, pause), and the offsets that each lane should cover, in order."""
     lanes, plain, offset, now = Lanes(), [list[int]() for _ in range(10)], 0, 0
     for lane, size, flags, pause in sizes:
         now += pause
@@ -27,18 +27,18 @@ def filled(sizes: list[tuple[int, int, int, int]]) -> tuple[Lanes, list[list[int
 
 
 @given(SIZES)
-def test_offsets_stand_in_their_lane_in_order(sizes: list[tuple[int, int, int, int]]) -> None:
+def test_offsets_are_in_their_lane_in_order(sizes: list[tuple[int, int, int, int]]) -> None:
     lanes, plain = filled(sizes)
     assert covered(lanes) == plain
     assert all(extent.at_own_offset for lane in lanes.lanes for extent in lane)
 
 
-def test_what_carries_on_costs_one_extent() -> None:
+def test_consecutive_items_are_one_extent() -> None:
     lanes, _ = filled([(5, 3, 0, 0)] * 1_000)
     assert [extent.astuple() for extent in lanes.lanes[5]] == [(0, 3_000, 0, 0, 0)]
 
 
-def test_what_came_a_second_later_is_an_extent_of_its_own_for_aging() -> None:
+def test_items_of_a_second_later_are_another_extent() -> None:
     lanes, _ = filled([(5, 1, 0, 0), (5, 1, 0, SECOND)])
     assert [extent.ready_at for extent in lanes.lanes[5]] == [0, SECOND]
 
@@ -56,7 +56,7 @@ def test_trimming_takes_a_range_out_of_one_extent(sizes: list[tuple[int, int, in
     assert all(extent.at_own_offset for extent in lanes.lanes[lane])
 
 
-def test_what_is_left_by_a_trim_is_known_to_have_no_keys() -> None:
+def test_the_runs_left_by_a_trim_have_no_keys() -> None:
     lanes = Lanes()
     lanes.add(5, 0, 10, KEYED, 0, 0)
     lanes.trim(5, 2, 6, [3, 5])
@@ -80,7 +80,7 @@ def test_merging_puts_offsets_back_in_the_logs_order(sizes: list[tuple[int, int,
     assert covered(lanes) == plain
 
 
-def test_what_became_ready_later_stands_where_it_came_and_before_the_item_of_that_offset() -> None:
+def test_an_item_that_became_ready_later_comes_before_the_item_at_its_position() -> None:
     lanes = Lanes()
     lanes.merge([(5, Extent(7, 8, 0, 7, 0)), (5, Extent(2, 3, 0, 7, 5)), (5, Extent(1, 2, 0, 7, 6))])
     assert covered(lanes)[5] == [2, 1, 7]

@@ -1,4 +1,4 @@
-"""Leasing without keys: oldest first within priority, one holder at a time, the token as the fence."""
+"""Leasing without keys: oldest first within a priority, one holder at a time; ended leases are refused."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_an_empty_partition_gives_nothing(partition: PartitionUnderTest) -> None
     assert (granted.lease, granted.count) == (0, 0)
 
 
-def test_a_partial_answer_rather_than_none(partition: PartitionUnderTest) -> None:
+def test_a_lease_of_more_than_is_ready_gives_what_is_ready(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     assert partition.lease_texts(20) == ["a", "b"]
 
@@ -88,7 +88,7 @@ def test_a_lease_and_its_token_survive_kill_and_restart(partition: PartitionUnde
     assert partition.complete(granted.lease).done == 1
 
 
-def test_a_lease_that_ended_while_nobody_was_there_is_ended_at_once(partition: PartitionUnderTest) -> None:
+def test_a_lease_whose_deadline_passed_while_closed_expires_at_opening(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease(timeout=10)
     partition.clock.advance(11 * SECOND)
@@ -159,7 +159,7 @@ def test_a_batch_of_mixed_priorities_is_served_by_priority_in_order(partition: P
     assert partition.drain(2) == ["0a", "0b", "5a", "5b", "9a", "9b"]
 
 
-def test_waiting_lifts_an_item_one_step_for_each_span_of_aging(partition: PartitionUnderTest) -> None:
+def test_each_aging_period_raises_a_waiting_item_by_one_priority(partition: PartitionUnderTest) -> None:
     partition.configure(priority_aging=10 * SECOND)
     partition.produce("old", priority=7)
     partition.clock.advance(20 * SECOND - 1)

@@ -1,4 +1,4 @@
-"""Lines of keys, against plain lists."""
+"""Key lines, compared with plain lists."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def waiting(start: int, stop: int | None = None, *, lane: int = 5, position: int
 
 
 @given(st.permutations(range(12)))
-def test_items_stand_in_the_order_of_the_log_however_they_were_read(order: list[int]) -> None:
+def test_items_are_in_log_order_in_whatever_order_they_were_pushed(order: list[int]) -> None:
     line = KeyLine()
     for offset in order:
         line.push(waiting(offset))
@@ -63,7 +63,7 @@ def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> N
 
 
 def heads(keys: KeyLines, lane: int = 5) -> list[int]:
-    """Offsets that the hints of a lane truly offer."""
+    """The offsets of the valid entries of a lane's `free_heads`."""
     return sorted({offset for position, offset, key in keys.free_heads[lane] if keys.head(lane, position, offset, key) is not None})
 
 
@@ -94,7 +94,7 @@ def test_an_earlier_item_takes_over_the_head() -> None:
     assert (heads(keys, 5), heads(keys, 0)) == ([], [3])
 
 
-def test_a_key_with_nothing_to_say_is_forgotten() -> None:
+def test_an_empty_line_is_removed() -> None:
     keys = KeyLines()
     keys.pass_over(KEY, waiting(5))
     keys.take(KEY, 5, 6)
@@ -103,7 +103,7 @@ def test_a_key_with_nothing_to_say_is_forgotten() -> None:
     assert not keys.by_key
 
 
-def test_damage_takes_an_item_out_of_whatever_holds_its_key() -> None:
+def test_a_lost_item_no_longer_holds_its_key() -> None:
     keys = KeyLines()
     line = keys.line(KEY)
     line.parked, line.backing_off = [1], (2, 5)
@@ -122,7 +122,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["back", "front", "step"]), RUNS), ma
 
 
 @given(STEPS)
-def test_it_holds_what_a_list_would(steps: list[tuple[str, Extent]]) -> None:
+def test_packed_extents_behave_like_a_list(steps: list[tuple[str, Extent]]) -> None:
     packed, plain = PackedExtents(), list[Extent]()
     for verb, run in steps:
         if verb == "back":

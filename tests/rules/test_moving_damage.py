@@ -1,4 +1,4 @@
-"""Damage to what is on its way: what is lost never arrives and holds nothing up; what is whole still does. On real files, really broken."""
+"""Damage and transfers, on real files: lost items never arrive and hold up nothing; all other items still arrive."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +25,15 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
     _check_outbox(partition)
     before = base.dump(partition.wrapped.state)
     reconcile(partition.wrapped.state)
-    mended = base.dump(partition.wrapped.state)
+    reconciled = base.dump(partition.wrapped.state)
     reconcile(partition.wrapped.state)
-    assert base.dump(partition.wrapped.state) == mended
+    assert base.dump(partition.wrapped.state) == reconciled
     assert base.dump(base.load(before)) == before
     partition.backend.kill(partition.wrapped.log)
 
 
 def _check_outbox(partition: PartitionUnderTest) -> None:
-    """On its way is exactly what the outbox holds, each item once."""
+    """The moving items are exactly those of the outbox, each once."""
     state = partition.wrapped.state
     held = sorted(runs for line in state.outbox.values() for entry in line for runs in _pairs(entry.runs))
     moving = [offset for offset in range(state.next_offset) if partition.state_of(offset) is ItemState.MOVING]
@@ -52,7 +52,7 @@ def lose(partition: PartitionUnderTest, home: Path, kind: type[Record]) -> None:
     partition.kill()
 
 
-def on_their_way(partition: PartitionUnderTest) -> list[list[int]]:
+def unconfirmed(partition: PartitionUnderTest) -> list[list[int]]:
     return [entry.runs for entry in partition.wrapped.state.outbox.get(ELSEWHERE, [])]
 
 
@@ -64,61 +64,64 @@ def test_lost_items_are_taken_out_of_their_transfers(partition: PartitionUnderTe
     partition.send(4)
     damage(tmp_path, b"broken 2")
     partition.kill()
-    assert on_their_way(partition) == [[1, 2], [], [4, 5]]
+    assert unconfirmed(partition) == [[1, 2], [], [4, 5]]
     assert [partition.state_of(offset) for offset in range(6)] == [
         *(ItemState.READY, ItemState.MOVING, ItemState.COMPLETED, ItemState.COMPLETED, ItemState.MOVING, ItemState.READY)
     ]
     assert partition.why(2) == "lost: damage took its bytes"
-    assert [partition.deliver(70), partition.deliver(), partition.deliver(71)] == [1, 1, 1]  # an emptied transfer keeps its place
+    assert [partition.deliver(70), partition.deliver(), partition.deliver(71)] == [1, 1, 1]  # an empty transfer keeps its turn
     assert [moved_to(partition.wrapped.state, offset) for offset in (1, 2, 3, 4)] == [(0xDEAD, 3, 70), None, None, (0xDEAD, 3, 71)]
     assert partition.drain(10) == ["before 0", "after 5"]
 
 
-def test_items_found_lost_when_they_are_read_leave_their_transfer(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_items_found_lost_when_they_are_read_are_taken_out_of_their_transfer(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition)
     partition.send(1, 2, 4)
     partition.wrapped.close()
     damage(tmp_path, b"broken 2")
     partition.open()  # from a checkpoint: it does not read the frames before that
-    assert on_their_way(partition) == [[1, 3, 4, 5]]
+    assert unconfirmed(partition) == [[1, 3, 4, 5]]
     assert partition.wrapped.payloads([1, 3, 4, 5]) == [b"before 1", b"after 4"]
-    assert (on_their_way(partition), partition.counts.moving) == ([[1, 2, 4, 5]], 2)
+    assert (unconfirmed(partition), partition.counts.moving) == ([[1, 2, 4, 5]], 2)
 
 
-@pytest.mark.parametrize("delivered", [False, True])
-def test_a_lost_item_that_parked_its_key_and_left_frees_it_unless_it_arrived(
-    partition: PartitionUnderTest, tmp_path: Path, delivered: bool
+@pytest.mark.parametrize("base", [None, 70, -1])
+def test_a_lost_item_that_parked_its_key_and_was_sent_frees_the_key_unless_it_arrived(
+    partition: PartitionUnderTest, tmp_path: Path, base: int | None
 ) -> None:
+    """`base` is where the transfer arrived: nowhere, at offset 70, or at an unknown offset."""
     partition.configure(on_bury="park")
     partition.produce("broken", key="k")
     partition.produce("after", key="k")
     partition.bury(partition.lease().lease)
     partition.send(0)
-    if delivered:
-        partition.deliver(70)
+    if base is not None:
+        partition.deliver(base)
     damage(tmp_path, b"broken")
     partition.kill()
-    assert partition.drain() == ([] if delivered else ["after"])
+    assert partition.drain() == (["after"] if base is None else [])
     partition.release("k")
-    assert partition.drain() == (["after"] if delivered else [])
+    assert partition.drain() == ([] if base is None else ["after"])
 
 
 @pytest.mark.parametrize("buried", [False, True])
-def test_what_left_is_back_where_it_was_when_the_record_of_it_is_lost(partition: PartitionUnderTest, tmp_path: Path, buried: bool) -> None:
+def test_sent_items_have_their_old_state_again_when_the_sent_record_is_lost(
+    partition: PartitionUnderTest, tmp_path: Path, buried: bool
+) -> None:
     partition.produce("a", "b")
     if buried:
         partition.bury(partition.lease(1).lease, reason="no")
     partition.send(0)
     [sent] = partition.wrapped.state.outbox[ELSEWHERE]
     lose(partition, tmp_path, Sent)
-    assert (on_their_way(partition), partition.state_of(0)) == ([], ItemState.BURIED if buried else ItemState.READY)
+    assert (unconfirmed(partition), partition.state_of(0)) == ([], ItemState.BURIED if buried else ItemState.READY)
     assert partition.confirm(sent.sequence, 70) == 0
     partition.send(0)
     [again] = partition.wrapped.state.outbox[ELSEWHERE]
     assert again.sequence > sent.sequence  # the destination may have taken the first
 
 
-def test_the_arrival_of_what_nobody_knows_to_have_left_changes_nothing(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_a_delivered_record_without_its_sent_record_changes_nothing(partition: PartitionUnderTest, tmp_path: Path) -> None:
     partition.produce("a", "b")
     partition.send(0)
     partition.deliver(70)
@@ -126,18 +129,18 @@ def test_the_arrival_of_what_nobody_knows_to_have_left_changes_nothing(partition
     assert (partition.state_of(0), moved_to(partition.wrapped.state, 0)) == (ItemState.READY, None)
 
 
-def test_an_item_is_on_its_way_again_when_the_record_of_its_arrival_is_lost(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_an_item_is_moving_again_when_its_delivered_record_is_lost(partition: PartitionUnderTest, tmp_path: Path) -> None:
     partition.produce("a", "b")
     partition.send(0)
     [sent] = partition.wrapped.state.outbox[ELSEWHERE]
     partition.deliver(70)
     lose(partition, tmp_path, Delivered)
-    assert (partition.state_of(0), on_their_way(partition)) == (ItemState.MOVING, [[0, 1]])
-    assert partition.confirm(sent.sequence, 70) == 1  # it is carried again, and was taken
+    assert (partition.state_of(0), unconfirmed(partition)) == (ItemState.MOVING, [[0, 1]])
+    assert partition.confirm(sent.sequence, 70) == 1  # it was sent again, and the destination had it already
     assert partition.drain() == ["b"]
 
 
-def test_a_fence_whose_record_is_lost_can_be_put_up_again(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_a_fence_whose_record_is_lost_can_be_added_again(partition: PartitionUnderTest, tmp_path: Path) -> None:
     partition.fence("a", version=2)
     partition.produce("a1", key="a")
     lose(partition, tmp_path, FencesAdded)
@@ -149,7 +152,7 @@ def test_a_fence_whose_record_is_lost_can_be_put_up_again(partition: PartitionUn
     assert partition.drain() == ["a2"]
 
 
-def test_fences_stand_through_other_damage(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_fences_survive_damage_to_items(partition: PartitionUnderTest, tmp_path: Path) -> None:
     fence = partition.fence("a", "b")
     partition.produce("broken", "broken too", keys=["a", "b"])
     partition.produce("a2", "c1", keys=["a", "c"])
@@ -164,12 +167,16 @@ def test_fences_stand_through_other_damage(partition: PartitionUnderTest, tmp_pa
     assert partition.drain() == ["a2"]
 
 
-def test_a_parked_key_is_parked_again_when_the_record_of_its_release_is_lost(partition: PartitionUnderTest, tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", [70, -1], ids=["known", "unknown"])
+def test_a_parked_key_is_parked_again_when_the_record_of_its_release_is_lost(
+    partition: PartitionUnderTest, tmp_path: Path, base: int
+) -> None:
+    """Also if the offset at which the transferred item arrived is unknown."""
     partition.configure(on_bury="park")
     partition.produce("a1", "a2", key="a")
     partition.bury(partition.lease().lease)
     partition.send(0)
-    partition.deliver(70)
+    partition.deliver(base)
     partition.release("a")
     lose(partition, tmp_path, ParkedKeyReleased)
     assert partition.lease_texts() == []
@@ -177,7 +184,7 @@ def test_a_parked_key_is_parked_again_when_the_record_of_its_release_is_lost(par
     assert partition.drain() == ["a2"]
 
 
-def test_an_item_in_line_that_is_found_lost_when_it_is_sent(partition: PartitionUnderTest, tmp_path: Path) -> None:
+def test_sending_an_item_of_a_key_line_that_is_found_lost_is_refused(partition: PartitionUnderTest, tmp_path: Path) -> None:
     three_frames(partition, key="k")
     held = partition.lease()
     assert partition.lease_texts() == []
@@ -187,6 +194,6 @@ def test_an_item_in_line_that_is_found_lost_when_it_is_sent(partition: Partition
     with pytest.raises(InvalidRequest, match="completed cannot be sent"):
         partition.send(2, 4)
     partition.send(4)
-    assert (partition.why(3), on_their_way(partition)) == ("lost: damage took its bytes", [[4, 5]])
+    assert (partition.why(3), unconfirmed(partition)) == ("lost: damage took its bytes", [[4, 5]])
     partition.complete(held.lease)
     assert partition.drain() == ["before 1", "after 5"]

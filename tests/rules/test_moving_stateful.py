@@ -1,7 +1,8 @@
-"""Transfers and fences among everything else that happens, against a plain model, with histories that Hypothesis draws and makes small.
+"""Transfers and fences among all other commands, compared with a plain model, with histories drawn by Hypothesis.
 
-Owns: `TransferModel`, the model of tests/simulation with fences and an outbox, and the machine that shows it every command. A fenced item is
-for a lease as good as not ready yet: so the model judges every lease, with its order, as if fenced items were not there.
+Owns: `TransferModel`, the model of tests/simulation with fences and an outbox, and the state machine that gives every
+command to both. For a lease a fenced item counts as not ready yet: the model checks every lease and its order without
+fenced items.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from tests.rules.test_resize import A2
 from tests.simulation.test_stateful import AHEAD, DEDUPS, POLICIES, PRIORITIES, START, TTLS, AllBlocks, RulesStateMachine
 
 NAMES = [b"a", b"b", A2.encode()]
-"""The last is of the first one's slot."""
+"""The last key has the slot of the first."""
 SOME_NAMES = st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)
 ITEMS = st.lists(st.tuples(st.sampled_from([None, *NAMES]), PRIORITIES, AHEAD, TTLS, DEDUPS), min_size=1, max_size=4)
 PLACES = st.sampled_from([pack_destination(1, 1), pack_destination(1, 2)])
@@ -56,14 +57,14 @@ class ModelFence:
     keys: set[int]
 
     def holds(self, item: ModelItem) -> bool:
-        """An item that came back to its place stands where it was produced."""
+        """Whether the item waits. An item at its old position counts with the offset at which it was first produced."""
         key = routing.key_id(item.key) if item.key is not None else 0
         covered = item.key is not None and (key in self.keys if self.slots is None else key & routing.SLOT_MASK in self.slots)
         return covered and item.earliest >= self.since
 
 
 class TransferModel(PartitionModel):
-    """What a partition should be doing that has fences and an outbox."""
+    """The expected behaviour of a partition with fences and an outbox."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -101,7 +102,7 @@ class TransferModel(PartitionModel):
             item.state = ItemState.READY
 
     def _check_seek(self, command: c.Seek, now: Moment, answer: c.Answer) -> None:
-        """What went elsewhere is not sought; while there are fences the sought go to the tail."""
+        """Transferred items are not sought; while there are fences, sought items go to the tail."""
         after = self.items[command.offset :]
         chosen = [item for item in after if item.state is ItemState.COMPLETED and item.offset not in self.elsewhere]
         assert answer == c.ItemCount(len(chosen)), f"seek gave {answer}, not {len(chosen)}"
@@ -152,7 +153,7 @@ class TransferModel(PartitionModel):
             assert answer == c.ItemCount(0), f"a version was taken twice: {answer}"
             return
         self.version = max(command.version, self.version)
-        for barrier in command.barriers:
+        for barrier in command.fences:
             self.given += 1
             since = max(0, barrier.since or len(self.items))
             self.fences.append(ModelFence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
@@ -179,7 +180,7 @@ class TransferModel(PartitionModel):
 
 
 class TransferStateMachine(RulesStateMachine):
-    """Everything that happens to a partition, and transfers, fences and strays besides: what happens next is drawn by weight."""
+    """All commands of a partition, with transfers, fences and strays; the next command is drawn by weight."""
 
     model: TransferModel
     produce = lease = settle = extend = repeat = configure = pause = clear = seek = redrive = None  # type: ignore[assignment]
@@ -200,7 +201,7 @@ class TransferStateMachine(RulesStateMachine):
         return [item.offset for item in self.model.items if not lives or item.state in lives]
 
     def _do_produce(self, draw: Draw) -> None:
-        """Nobody produces here what lives elsewhere."""
+        """Items of moved slots are not produced here."""
         items = [item for item in draw(ITEMS) if item[0] is None or routing.slot(item[0]) not in self.departed]
         if items:
             RulesStateMachine.produce(self, items, None)
@@ -292,7 +293,7 @@ class TransferStateMachine(RulesStateMachine):
         self.model.check_answer(command, self.now, answer)
 
     def _send(self, command: c.Command) -> None:
-        """Before a lease, what is astray is sent on."""
+        """Send strays before a lease."""
         command = self.sent.get(getattr(command, "request", None) or b"", command)
         while isinstance(command, c.AcquireLease):
             records, answer = machine.decide(self.state, command, self.now, self.peek)
@@ -316,7 +317,7 @@ class TransferStateMachine(RulesStateMachine):
         return item.state is ItemState.READY and mark is not None and item.earliest >= mark
 
     def _surely_astray(self, item: ModelItem) -> bool:
-        """At the mark itself it may have been ready, and in its key's line, before the slot left."""
+        """At the mark itself an item may have been ready, in its key's line, before the slot was moved."""
         mark = self._mark(item)
         return mark is not None and item.earliest > mark
 
@@ -342,12 +343,12 @@ class TransferStateMachine(RulesStateMachine):
                 assert said.held_by is not None, f"{item} is fenced and explained as {said}"
 
 
-def test_transfers_and_fences_are_what_the_model_says() -> None:
+def test_transfers_and_fences_agree_with_the_model() -> None:
     run(examples=200, steps=40)
 
 
 @pytest.mark.long
-def test_transfers_and_fences_are_what_the_model_says_at_length() -> None:
+def test_transfers_and_fences_agree_with_the_model_in_long_histories() -> None:
     run(examples=2_000, steps=80)
 
 

@@ -1,4 +1,4 @@
-"""The outbox: items leave for another partition, once, in order, and are remembered until they have arrived."""
+"""The outbox: items are transferred to another partition once, in order, and kept until they have arrived."""
 
 import pytest
 
@@ -16,17 +16,17 @@ OTHER = pack_destination(0xDEAD, 4)
 
 
 def sequences(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[int]:
-    """Of the transfers that wait, in their order."""
+    """The sequences of the unconfirmed transfers, in order."""
     return [entry.sequence for entry in partition.wrapped.state.outbox.get(to, [])]
 
 
 def on_their_way(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[list[int]]:
-    """The runs of the transfers that wait, in their order."""
+    """The runs of the unconfirmed transfers, in order."""
     return [entry.runs for entry in partition.wrapped.state.outbox.get(to, [])]
 
 
 def refused(partition: PartitionUnderTest, *which: int) -> None:
-    """Sending is an error and changes nothing."""
+    """Check that sending these items raises and changes nothing."""
     before = base.dump(partition.wrapped.state)
     with pytest.raises(InvalidRequest, match="cannot be sent; it must be buried or ready"):
         partition.send(*which)
@@ -36,21 +36,21 @@ def refused(partition: PartitionUnderTest, *which: int) -> None:
 # -- what can be sent ----------------------------------------------------------------------------------
 
 
-def test_a_ready_item_leaves_and_the_others_are_served(partition: PartitionUnderTest) -> None:
+def test_a_ready_item_is_sent_and_the_others_are_served(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c")
     assert partition.send(1) == 1
     assert (partition.state_of(1), partition.counts.moving) == (ItemState.MOVING, 1)
     assert partition.drain(10) == ["a", "c"]
 
 
-def test_a_keyed_item_leaves_its_lane_and_its_key_goes_on(partition: PartitionUnderTest) -> None:
+def test_a_sent_item_does_not_hold_its_key(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "b1", "a2", keys=["a", "b", "a"])
     partition.send(0)
     assert partition.drain(10) == ["b1", "a2"]
 
 
 @pytest.mark.parametrize(("sent", "rest"), [(1, ["a3", "a4"]), (2, ["a2", "a4"]), (3, ["a2", "a3"])])
-def test_an_item_in_line_behind_a_held_key_leaves_and_the_line_goes_on(partition: PartitionUnderTest, sent: int, rest: list[str]) -> None:
+def test_after_a_waiting_item_of_a_held_key_is_sent_the_rest_is_in_order(partition: PartitionUnderTest, sent: int, rest: list[str]) -> None:
     partition.produce("a1", "a2", "a3", "a4", key="a")
     held = partition.lease()
     assert partition.lease_texts() == []
@@ -60,7 +60,7 @@ def test_an_item_in_line_behind_a_held_key_leaves_and_the_line_goes_on(partition
     assert partition.drain() == rest
 
 
-def test_the_head_of_a_free_line_leaves_and_the_next_is_offered(partition: PartitionUnderTest) -> None:
+def test_after_the_head_of_a_free_line_is_sent_the_next_item_is_the_head(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", key="a")
     partition.complete(partition.lease().lease)
     partition.retry(partition.lease().lease)  # first in line, and free
@@ -68,7 +68,7 @@ def test_the_head_of_a_free_line_leaves_and_the_next_is_offered(partition: Parti
     assert partition.drain() == ["a3"]
 
 
-def test_a_whole_line_leaves_and_its_key_is_as_new(partition: PartitionUnderTest) -> None:
+def test_a_key_whose_whole_line_is_sent_is_free(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", "a3", key="a")
     held = partition.lease()
     assert partition.lease_texts() == []
@@ -79,7 +79,7 @@ def test_a_whole_line_leaves_and_its_key_is_as_new(partition: PartitionUnderTest
     assert partition.drain() == ["a4"]
 
 
-def test_a_buried_item_leaves_with_what_is_known_of_its_burial(partition: PartitionUnderTest) -> None:
+def test_a_sent_buried_item_keeps_its_burial(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.bury(partition.lease(1).lease, reason="no such customer")
     partition.send(0)
@@ -91,7 +91,7 @@ def test_a_buried_item_leaves_with_what_is_known_of_its_burial(partition: Partit
     assert partition.wrapped.state.burials == {}
 
 
-def test_clearing_the_buried_leaves_what_is_known_of_those_on_their_way(partition: PartitionUnderTest) -> None:
+def test_clearing_buried_items_keeps_the_burials_of_moving_items(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.bury(partition.lease().lease, reason="no")
     partition.send(0)
@@ -99,7 +99,7 @@ def test_clearing_the_buried_leaves_what_is_known_of_those_on_their_way(partitio
     assert [(offset, burial.reason) for offset, burial in partition.wrapped.state.burials.items()] == [(0, "no")]
 
 
-def test_only_what_is_ready_or_buried_leaves(partition: PartitionUnderTest) -> None:
+def test_only_ready_or_buried_items_can_be_sent(partition: PartitionUnderTest) -> None:
     partition.produce("completed", "leased", "moving", "ready")
     partition.produce("scheduled", at=partition.after(100))
     partition.complete(partition.lease(1).lease)
@@ -121,14 +121,14 @@ def test_a_backing_off_item_cannot_be_sent(partition: PartitionUnderTest) -> Non
 
 
 @pytest.mark.parametrize("to", [b"", b"elsewhere", ELSEWHERE + b"\0", "elsewhere"])
-def test_a_destination_that_is_none_is_refused(partition: PartitionUnderTest, to: bytes) -> None:
+def test_an_invalid_destination_is_refused(partition: PartitionUnderTest, to: bytes) -> None:
     partition.produce("a")
     with pytest.raises(InvalidRequest, match="; make it with"):
         partition.send(0, to=to)
     assert partition.state_of(0) is ItemState.READY
 
 
-def test_nothing_or_the_same_item_twice(partition: PartitionUnderTest) -> None:
+def test_sending_no_item_or_an_item_twice(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     assert (partition.send(), sequences(partition)) == (0, [])
     assert partition.send(1, 1, 0, 1) == 2
@@ -143,7 +143,7 @@ def test_a_destination_is_an_incarnation_and_a_partition() -> None:
 # -- on its way ----------------------------------------------------------------------------------------
 
 
-def test_nothing_happens_to_an_item_on_its_way(partition: PartitionUnderTest) -> None:
+def test_no_operation_changes_a_moving_item(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "a1", keys=[None, None, "a"], ttl=10)
     partition.send(0, 2)
     partition.advance(11)
@@ -158,7 +158,7 @@ def test_nothing_happens_to_an_item_on_its_way(partition: PartitionUnderTest) ->
     assert partition.counts == (1, 0, 0, 0, 0, 2)
 
 
-def test_lowering_max_attempts_leaves_what_is_on_its_way_alone(partition: PartitionUnderTest) -> None:
+def test_lowering_max_attempts_does_not_bury_moving_items(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     partition.retry(partition.lease().lease)
     partition.send(0)
@@ -166,7 +166,7 @@ def test_lowering_max_attempts_leaves_what_is_on_its_way_alone(partition: Partit
     assert (partition.state_of(0), partition.wrapped.state.failures) == (ItemState.MOVING, {})
 
 
-def test_its_bytes_stay_until_it_has_arrived(partition: PartitionUnderTest) -> None:
+def test_the_bytes_of_a_moving_item_are_kept_until_it_arrives(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", "c", "d")
     partition.send(1, 2)
     partition.drain(10)
@@ -179,7 +179,7 @@ def test_its_bytes_stay_until_it_has_arrived(partition: PartitionUnderTest) -> N
     assert partition.drop(0, 4) == 3
 
 
-def test_retention_passes_it_by_until_it_has_arrived(partition: PartitionUnderTest) -> None:
+def test_retention_keeps_a_moving_item_until_it_arrives(partition: PartitionUnderTest) -> None:
     partition.configure(retention=Retention(max_age=1))
     partition.produce(*"abcd")
     partition.send(2)
@@ -211,7 +211,7 @@ def test_two_sends_to_one_destination_keep_their_order(partition: PartitionUnder
     assert (partition.wrapped.state.outbox, partition.counts.completed) == ({}, 4)
 
 
-def test_each_destination_counts_for_itself(partition: PartitionUnderTest) -> None:
+def test_each_destination_has_its_own_sequences(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcd")
     partition.send(0)
     partition.send(1, to=OTHER)
@@ -252,7 +252,7 @@ def test_a_sequence_whose_record_was_lost_with_the_machine_is_not_given_again(pa
 # -- it has arrived ------------------------------------------------------------------------------------
 
 
-def test_an_item_that_arrived_is_resolved_and_its_old_id_tells_where_it_is(partition: PartitionUnderTest) -> None:
+def test_a_delivered_item_is_completed_and_its_new_id_is_known(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcdef")
     partition.send(1, 2, 4)
     assert partition.why(4) == "on its way to partition 3 of its destination"
@@ -261,12 +261,12 @@ def test_an_item_that_arrived_is_resolved_and_its_old_id_tells_where_it_is(parti
     places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, (0xDEAD, 3, 70), (0xDEAD, 3, 71), None, (0xDEAD, 3, 72), None]
     found = partition.wrapped.explain(4)
-    assert (found.state, found.why, found.moved_to) == (ItemState.COMPLETED, "moved: it goes on elsewhere", (0xDEAD, 3, 72))
+    assert (found.state, found.why, found.moved_to) == (ItemState.COMPLETED, "moved to another partition", (0xDEAD, 3, 72))
     assert partition.drain(10) == ["a", "d", "f"]
     assert partition.why(3) == "completed"
 
 
-def test_why_an_item_on_its_way_was_buried_is_told(partition: PartitionUnderTest) -> None:
+def test_explain_gives_the_burial_of_a_moving_item(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.bury(partition.lease().lease, reason="no")
     partition.send(0, to=OTHER)
@@ -275,7 +275,7 @@ def test_why_an_item_on_its_way_was_buried_is_told(partition: PartitionUnderTest
     assert found.why == "on its way to partition 4 of its destination, buried because: no"
 
 
-def test_where_it_went_may_not_be_known(partition: PartitionUnderTest) -> None:
+def test_a_delivery_to_an_unknown_offset(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.send(0)
     partition.deliver()
@@ -297,7 +297,7 @@ def test_a_wrong_or_repeated_confirmation_changes_nothing(partition: PartitionUn
     assert base.dump(partition.wrapped.state) == before
 
 
-def test_an_item_that_went_on_elsewhere_is_not_sought_here(partition: PartitionUnderTest) -> None:
+def test_a_delivered_item_is_not_sought(partition: PartitionUnderTest) -> None:
     partition.produce(*"abcd")
     partition.send(1, 2)
     partition.deliver(70)
@@ -316,7 +316,7 @@ def test_retention_forgets_where_dropped_items_went(partition: PartitionUnderTes
     partition.restart()
     places = [moved_to(partition.wrapped.state, offset) for offset in range(6)]
     assert places == [None, None, (0xDEAD, 3, 72), (0xDEAD, 3, 73), None, (0xDEAD, 3, 90)]
-    assert partition.why(1) == "resolved, and let go by retention"
+    assert partition.why(1) == "resolved, and deleted by retention"
     partition.drop(3, 4)
     assert [moved_to(partition.wrapped.state, offset) for offset in (2, 3)] == [(0xDEAD, 3, 72), None]
     partition.drain()
@@ -337,7 +337,7 @@ def parked(partition: PartitionUnderTest) -> None:
 
 @pytest.mark.parametrize("freed_by", ["release", "clear"])
 @pytest.mark.parametrize("delivered", [False, True])
-def test_a_key_stays_parked_until_someone_frees_it(partition: PartitionUnderTest, delivered: bool, freed_by: str) -> None:
+def test_a_key_stays_parked_until_it_is_released_or_cleared(partition: PartitionUnderTest, delivered: bool, freed_by: str) -> None:
     parked(partition)
     assert partition.lease_texts() == []
     if delivered:
@@ -355,7 +355,7 @@ def test_a_key_stays_parked_until_someone_frees_it(partition: PartitionUnderTest
     assert partition.state_of(0) is (ItemState.COMPLETED if delivered else ItemState.MOVING)
 
 
-def test_the_bytes_of_an_item_that_parks_its_key_stay(partition: PartitionUnderTest) -> None:
+def test_the_bytes_of_an_item_that_parks_its_key_are_kept(partition: PartitionUnderTest) -> None:
     parked(partition)
     partition.deliver(70)
     with pytest.raises(InvalidRequest, match="item 0 is not resolved"):
@@ -364,7 +364,7 @@ def test_the_bytes_of_an_item_that_parks_its_key_stay(partition: PartitionUnderT
     assert partition.drop(0, 1) == 1
 
 
-def test_clearing_the_buried_frees_keys_parked_here_and_elsewhere(partition: PartitionUnderTest) -> None:
+def test_clearing_buried_items_frees_keys_parked_by_items_here_and_by_sent_ones(partition: PartitionUnderTest) -> None:
     parked(partition)
     partition.produce("b1", "b2", key="b")
     partition.bury(partition.lease().lease, reason="no")
@@ -372,7 +372,7 @@ def test_clearing_the_buried_frees_keys_parked_here_and_elsewhere(partition: Par
     assert partition.drain() == ["a2", "a3", "b2"]
 
 
-def test_a_released_key_goes_on_and_what_was_buried_stays_so(partition: PartitionUnderTest) -> None:
+def test_a_released_key_is_served_and_its_buried_items_stay_buried(partition: PartitionUnderTest) -> None:
     partition.configure(on_bury="park", lease_timeout=5 * SECOND)
     partition.produce("a1", "a2", "a3", key="a")
     partition.bury(partition.lease().lease)

@@ -1,4 +1,4 @@
-"""Producing: what goes in comes out as it was, once, in order."""
+"""Producing: items come out unchanged, once, in order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from penstock.words.origin import Origin, encode
 from tests.partition_under_test import INCARNATION, PARTITION, PartitionUnderTest, granted_offsets, items
 
 
-def test_an_item_comes_out_with_every_field_it_went_in_with(partition: PartitionUnderTest) -> None:
+def test_an_item_is_leased_with_every_field_it_was_produced_with(partition: PartitionUnderTest) -> None:
     batch = Batch(
         [b"body"],
         [b"customer-42"],
@@ -138,7 +138,7 @@ def test_more_dedup_ids_than_the_limit_are_refused_rather_than_forgotten(
     assert partition.counts.ready == 2
 
 
-def test_dedup_ids_whose_window_is_over_do_not_count(partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expired_dedup_ids_do_not_count(partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.rules.produce.MAX_DEDUP_IDS", 2)
     partition.produce("a", "b", dedups=["1", "2"])
     partition.advance(5 * 60)
@@ -182,7 +182,7 @@ def test_produces_of_one_turn_share_it_and_come_out_in_order(partition: Partitio
     assert granted_offsets(partition.lease(per_key=2)) == [0, 1, 2, 3, 4]
 
 
-def test_a_transfer_is_taken_by_its_sequence_whatever_its_dedup_id(partition: PartitionUnderTest) -> None:
+def test_the_dedup_ids_of_a_transfer_are_not_checked(partition: PartitionUnderTest) -> None:
     partition.produce("first", dedups=["order-1"])
     again = partition.store(items(["first, moved here"], dedups=["order-1"]), source=b"elsewhere", sequence=1)
     assert (again.count, again.repeated) == (1, False)
@@ -204,14 +204,14 @@ def coming_back(
     sequence: int = 1,
     **options: Any,
 ) -> Produce:
-    """A transfer of what was buried here: `old` are the ids that the items had."""
+    """A transfer that returns items that were buried here: `old` are their old ids."""
     batch = items(payloads, **({"key": key} | options))
     batch.origins = [None if name is None else encode(Origin("queue", incarnation, name, parked=parked)) for name in old]
     return Produce(batch, None, source, sequence, INCARNATION, PARTITION)
 
 
 def parked(partition: PartitionUnderTest, *payloads: str, bury: int = 1) -> None:
-    """Items of key k, the first of which are buried and hold the others up."""
+    """Items of key k, the first of which are buried and park the key."""
     partition.configure(on_bury="park")
     partition.produce(*payloads, key="k")
     partition.bury(partition.lease(bury, per_key=bury).lease)
@@ -226,7 +226,7 @@ def arrive(partition: PartitionUnderTest, transfer: Produce) -> list[int]:
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
-def test_an_item_that_parked_its_key_goes_back_to_its_place(partition: PartitionUnderTest, read: bool) -> None:
+def test_an_item_that_parked_its_key_returns_to_its_old_position(partition: PartitionUnderTest, read: bool) -> None:
     parked(partition, "a", "b", "c")
     partition.produce("d", key="k")
     if read:
@@ -237,7 +237,7 @@ def test_an_item_that_parked_its_key_goes_back_to_its_place(partition: Partition
     assert partition.drain() == ["a", "b", "c", "d", "e"]
 
 
-def test_an_item_is_in_its_place_after_a_kill_and_a_restart(partition: PartitionUnderTest) -> None:
+def test_an_item_keeps_its_old_position_over_a_kill_and_a_restart(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b")
     arrive(partition, coming_back("a", old=["7-0"]))
     partition.kill()
@@ -256,7 +256,7 @@ def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(p
     assert partition.drain() == ["a", "b", "c"]
 
 
-def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lanes(partition: PartitionUnderTest) -> None:
+def test_items_of_one_transfer_go_to_their_old_positions_and_the_others_to_their_lanes(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", bury=2)
     transfer = coming_back("b", "new", "a", "plain", "later", old=["7-1", None, "7-0", None, None], keys=["k", "k", "k", None, None])
     transfer.batch.ats = [0, 0, 0, 0, partition.after(10)]
@@ -269,7 +269,7 @@ def test_items_of_one_transfer_go_each_to_its_place_and_the_others_to_their_lane
     assert partition.drain() == ["later"]
 
 
-def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(partition: PartitionUnderTest) -> None:
+def test_an_item_at_its_old_position_is_not_scheduled_and_keeps_its_priority(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b")
     transfer = coming_back("a", "other", old=["7-0", None], keys=["k", None], priorities=[9, 5], at=partition.after(3_600))
     assert arrive(partition, transfer) == [2, 3]
@@ -278,7 +278,7 @@ def test_an_item_in_its_old_place_is_not_scheduled_and_keeps_its_priority(partit
     assert partition.drain() == ["urgent", "a", "b"]
 
 
-def test_an_item_in_its_old_place_has_its_ttl(partition: PartitionUnderTest) -> None:
+def test_an_item_at_its_old_position_has_its_ttl(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b")
     arrive(partition, coming_back("a", old=["7-0"], ttl=60))
     partition.advance(60)
@@ -288,7 +288,7 @@ def test_an_item_in_its_old_place_has_its_ttl(partition: PartitionUnderTest) -> 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])
 @pytest.mark.parametrize("event", ["retry", "delay", "expire", "bury", "redrive", "restart"])
-def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(partition: PartitionUnderTest, event: str, read: bool) -> None:
+def test_an_item_keeps_its_old_position_when_it_is_returned_or_redriven(partition: PartitionUnderTest, event: str, read: bool) -> None:
     parked(partition, "a", "b", "c")
     if read:
         assert partition.lease_texts() == []
@@ -311,7 +311,7 @@ def test_an_item_in_its_old_place_stays_there_whatever_happens_to_it(partition: 
     assert partition.drain() == ["a", "b", "c"]
 
 
-def test_a_unit_with_items_in_old_places_returns_in_its_order(partition: PartitionUnderTest) -> None:
+def test_a_unit_with_items_at_old_positions_is_returned_in_order(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", "d", bury=3)
     assert partition.lease_texts() == []  # d is passed over
     for sequence, (text, old) in enumerate([("c", "7-2"), ("b", "7-1"), ("a", "7-0")], 1):
@@ -322,7 +322,7 @@ def test_a_unit_with_items_in_old_places_returns_in_its_order(partition: Partiti
     assert partition.drain() == ["a", "b", "c", "d"]
 
 
-def test_places_are_forgotten_with_their_items(partition: PartitionUnderTest) -> None:
+def test_kept_positions_are_deleted_with_their_items(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", bury=2)
     arrive(partition, coming_back("a", "b", old=["7-0", "7-1"], sequence=1))
     partition.complete(partition.lease(1).lease)
@@ -334,7 +334,7 @@ def test_places_are_forgotten_with_their_items(partition: PartitionUnderTest) ->
     assert not partition.wrapped.state.keys.by_key
 
 
-def test_an_item_whose_origin_came_twice_has_one_place(partition: PartitionUnderTest) -> None:
+def test_of_two_items_with_one_origin_only_one_gets_the_old_position(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b")
     arrive(partition, coming_back("a", "twice", old=["7-0", "7-0"], sequence=1))
     arrive(partition, coming_back("thrice", old=["7-0"], sequence=2))
@@ -365,7 +365,7 @@ def test_an_item_that_did_not_park_this_key_goes_to_its_lane(partition: Partitio
     assert partition.drain() == ["a", "b"] + ([] if other_key else ["came"])
 
 
-def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(partition: PartitionUnderTest) -> None:
+def test_an_item_whose_key_was_released_goes_to_its_lane(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c")
     partition.clear(buried=True)
     assert partition.lease_texts() == ["b"]
@@ -375,7 +375,7 @@ def test_an_item_whose_key_went_on_meanwhile_goes_to_its_lane(partition: Partiti
     assert partition.drain() == ["c", "a"]
 
 
-def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
+def test_an_item_whose_burial_was_lost_goes_to_its_lane() -> None:
     state = PartitionState()
     record = Produced(5, items("ab", key="k"), source=b"s", sequence=1, replaced=[5, 0])
     apply_produced(state, record, Moment(1, 1))
@@ -383,7 +383,7 @@ def test_an_item_whose_place_damage_took_goes_to_its_lane() -> None:
     assert [extent.astuple()[:2] for extent in state.lanes.lanes[5]] == [(5, 7)]
 
 
-def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(partition: PartitionUnderTest) -> None:
+def test_a_transfer_with_an_unreadable_origin_changes_nothing(partition: PartitionUnderTest) -> None:
     transfer = coming_back("a", old=["7-0"])
     transfer.batch.origins = [b"nonsense"]
     with pytest.raises(CorruptLog, match="; run verify"):
@@ -391,7 +391,7 @@ def test_a_transfer_with_an_origin_that_makes_no_sense_changes_nothing(partition
     assert partition.wrapped.state.next_offset == 0
 
 
-def test_an_item_comes_out_with_the_origin_it_came_with(partition: PartitionUnderTest) -> None:
+def test_an_item_is_leased_with_the_origin_it_was_produced_with(partition: PartitionUnderTest) -> None:
     came = coming_back("a", old=["3-17"])
     arrive(partition, came)
     [found] = partition.wrapped.items(partition.lease().runs)

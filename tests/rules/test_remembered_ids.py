@@ -1,5 +1,6 @@
-"""What is remembered for a while: Window, against a dict that never forgets on its own; DedupIds, beside a plain dict."""
+"""AnswerWindow and DedupIds, each compared with a plain dict."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -10,7 +11,7 @@ NAMES = st.binary(min_size=1, max_size=1)
 
 
 class WindowStateMachine(RuleBasedStateMachine):
-    """An entry is answered for exactly its span. As its users do, an id is put only when it is not known."""
+    """An entry is found until its deadline. An id is put only if it is unknown, as the rules do it."""
 
     @initialize()
     def begin(self) -> None:
@@ -41,7 +42,7 @@ class WindowStateMachine(RuleBasedStateMachine):
         assert self.window.live(self.now) == known
 
     @invariant()
-    def tells_the_same(self) -> None:
+    def agrees_with_the_dict(self) -> None:
         live = {name: (deadline, value) for name, (deadline, value) in self.plain.items() if deadline > self.now}
         assert {name: (deadline, value) for name, deadline, value in self.window.live(self.now)} == live
         for name in self.plain:
@@ -52,7 +53,7 @@ class WindowStateMachine(RuleBasedStateMachine):
 TestWindow = WindowStateMachine.TestCase
 
 
-def test_what_is_over_is_let_go_when_something_new_comes() -> None:
+def test_expired_answers_are_deleted_by_the_next_put() -> None:
     window: AnswerWindow[int] = AnswerWindow()
     for number in range(100):
         window.put(b"%d" % number, number, now=0, span=160)
@@ -65,7 +66,7 @@ STEPS = st.lists(st.tuples(DIGESTS, st.integers(0, 30), st.integers(1, 50)), max
 
 
 @given(STEPS)
-def test_an_id_is_known_for_its_window_and_not_after(steps: list[tuple[bytes, int, int]]) -> None:
+def test_an_id_is_known_until_its_deadline_and_not_after(steps: list[tuple[bytes, int, int]]) -> None:
     ids, known, now = DedupIds(), dict[bytes, tuple[int, int]](), 0
     for offset, (name, passing, span) in enumerate(steps):
         now += passing
@@ -73,7 +74,7 @@ def test_an_id_is_known_for_its_window_and_not_after(steps: list[tuple[bytes, in
             deadline, first = known.get(asked, (0, 0))
             assert ids.get(asked, now) == (first if deadline > now else None)
         if ids.get(name, now) is None:
-            ids.put(name, offset, now, span)
+            ids.put_all([name], offset, now, span)
             known[name] = (now + span, offset)
     live = sorted((deadline, name, offset) for name, (deadline, offset) in known.items() if deadline > now)
     assert ids.live(now) == [(name, deadline, offset) for deadline, name, offset in live]
@@ -82,16 +83,31 @@ def test_an_id_is_known_for_its_window_and_not_after(steps: list[tuple[bytes, in
     assert [ids.get(name, now) for _, name, _ in live] == [offset for _, _, offset in live]
 
 
-def test_what_looks_like_an_id_across_two_entries_is_none() -> None:
+def test_bytes_across_two_entries_are_not_found_as_an_id() -> None:
     ids = DedupIds()
-    ids.put(b"aa" + b"\x01" * 14, 0x0101010101010101, 0, 0x0101010101010101)
+    ids.put_all([b"aa" + b"\x01" * 14], 0x0101010101010101, 0, 0x0101010101010101)
     assert ids.get(b"aa" + b"\x01" * 14, 0) == 0x0101010101010101
-    ids.put(b"aa" + b"\x02" * 14, 7, 0, 9)
+    ids.put_all([b"aa" + b"\x02" * 14], 7, 0, 9)
     assert ids.get(b"aa" + b"\x01" * 13 + b"\x02", 0) is None
 
 
-def test_what_is_over_is_let_go_as_its_bucket_is_used() -> None:
+def test_expired_ids_are_deleted_when_their_bucket_is_used() -> None:
     ids = DedupIds()
     for number in range(1_000):
-        ids.put(b"aa" + number.to_bytes(14, "little"), number, number, 10)
+        ids.put_all([b"aa" + number.to_bytes(14, "little")], number, number, 10)
     assert len(ids) <= 11
+
+
+@pytest.mark.parametrize("add", ["put_all", "restore"])
+def test_an_id_with_an_earlier_deadline_than_the_others_is_not_counted_after_it(add: str) -> None:
+    """The window was shortened, or ids of moved slots have less time left."""
+    ids = DedupIds()
+    ids.put_all([b"aa" + bytes(14)], 0, now=0, span=1_000)
+    ids.forget(0)
+    if add == "put_all":
+        ids.put_all([b"bb" + bytes(14), None], 1, now=0, span=10)
+    else:
+        ids.restore(b"bb" + bytes(14), 10, 1)
+    assert [ids.count(now) for now in (9, 10, 999, 1_000)] == [2, 1, 1, 0]
+    ids.limit(1, now=10)
+    assert len(ids) == 1, "limit deletes it"

@@ -1,4 +1,4 @@
-"""Fences: after a resize, what came here with its slot waits until the old partition has let go; nothing else does."""
+"""Fences: after a resize, items of moved slots wait until the old partition is done; no other items wait."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ def neighbours(key: str) -> Iterator[str]:
 
 
 A2, A3 = (name for name, _ in zip(neighbours("a"), range(2), strict=False))
-"""Two keys beside "a" in its slot."""
+"""Two other keys of the slot of "a"."""
 
 
 def image(partition: PartitionUnderTest) -> bytes:
@@ -28,7 +28,7 @@ def image(partition: PartitionUnderTest) -> bytes:
 # -- what waits ----------------------------------------------------------------------------------------
 
 
-def test_fenced_items_are_passed_over_and_the_others_go(partition: PartitionUnderTest) -> None:
+def test_fenced_items_are_passed_over_and_the_others_are_leased(partition: PartitionUnderTest) -> None:
     partition.fence("a", "b")
     partition.produce("plain", "a1", "c1", "b1", "a2", "more", keys=[None, "a", "c", "b", "a", None])
     assert partition.lease_texts() == ["plain", "c1", "more"]
@@ -49,7 +49,7 @@ def test_a_whole_slot_waits_until_the_fence_narrows_and_then_only_the_keys_it_na
     assert partition.counts.ready == 3
 
 
-def test_narrowing_speaks_for_what_was_not_looked_at_yet_too(partition: PartitionUnderTest) -> None:
+def test_narrowing_also_applies_to_items_that_were_not_read_yet(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("1", "2", keys=["a", A2])
     partition.narrow(fence, A2)
@@ -70,7 +70,7 @@ def test_keys_are_lifted_one_by_one(partition: PartitionUnderTest, looked_at: bo
     assert partition.drain() == ["a1", "a2"]
 
 
-def test_a_fence_that_narrows_to_nothing_is_gone(partition: PartitionUnderTest) -> None:
+def test_a_fence_narrowed_to_no_keys_is_removed(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("a1", "a2", key="a")
     assert partition.lease_texts() == []
@@ -78,7 +78,7 @@ def test_a_fence_that_narrows_to_nothing_is_gone(partition: PartitionUnderTest) 
     assert partition.drain() == ["a1", "a2"]
 
 
-def test_a_fence_that_is_gone_leaves_no_trace(partition: PartitionUnderTest) -> None:
+def test_a_removed_fence_leaves_the_state_as_without_it(partition: PartitionUnderTest) -> None:
     partition.produce("x")
     fence = partition.fence("a", "b")
     before = image(partition)
@@ -104,7 +104,7 @@ def test_only_a_narrowed_fence_is_lifted_and_none_narrows_twice(partition: Parti
     assert image(partition) == before
 
 
-def test_a_fence_may_name_keys_from_the_first(partition: PartitionUnderTest) -> None:
+def test_a_fence_may_cover_only_keys_from_the_beginning(partition: PartitionUnderTest) -> None:
     barrier = FenceSpec(0, 3, 10, 0, None, pack_keys([key_id("a")]))
     partition.wrapped.run(AddFences(1, [barrier]))
     partition.produce("1", "2", keys=["a", A2])
@@ -113,7 +113,7 @@ def test_a_fence_may_name_keys_from_the_first(partition: PartitionUnderTest) -> 
     assert partition.lease_texts() == ["1"]
 
 
-def test_items_without_a_key_are_of_no_slot(partition: PartitionUnderTest) -> None:
+def test_items_without_a_key_are_not_fenced(partition: PartitionUnderTest) -> None:
     partition.wrapped.run(AddFences(1, [FenceSpec(0, 3, 10, 0, pack_slots([routing.NO_KEY & routing.SLOT_MASK]))]))
     partition.produce("plain", "a1", keys=[None, "a"])
     assert partition.why(0) == "ready: the next lease that reaches it gets it"
@@ -124,8 +124,8 @@ def test_items_without_a_key_are_of_no_slot(partition: PartitionUnderTest) -> No
 
 
 @pytest.mark.parametrize("looked_at", [False, True])
-def test_items_from_before_the_fence_go(partition: PartitionUnderTest, looked_at: bool) -> None:
-    """The slot left and came back: the other partition waits for these in turn."""
+def test_items_before_the_fence_do_not_wait(partition: PartitionUnderTest, looked_at: bool) -> None:
+    """The slot left and came back: the other partition waits for these items."""
     partition.produce("a1", "a2", key="a")
     held = partition.lease()
     fence = partition.fence("a")
@@ -154,8 +154,8 @@ def test_a_unit_of_a_key_ends_at_the_fence(partition: PartitionUnderTest, passed
 
 
 @pytest.mark.parametrize(("since", "served"), [(0, ["a0", "a1"]), (1, ["a0"]), (-1, [])])
-def test_a_fence_may_begin_where_its_slot_left(partition: PartitionUnderTest, since: int, served: list[str]) -> None:
-    """What became ready here while the slot lived elsewhere is not older than what is there."""
+def test_a_fence_may_begin_at_the_position_where_its_slot_left(partition: PartitionUnderTest, since: int, served: list[str]) -> None:
+    """Items that became ready here while the slot belonged to another partition are not older than the items there."""
     partition.produce("a0", "a1", key="a")
     held = partition.lease()
     assert partition.lease_texts() == []
@@ -168,7 +168,7 @@ def test_a_fence_may_begin_where_its_slot_left(partition: PartitionUnderTest, si
     assert partition.drain() == [payload for payload in ("a0", "a1", "a2") if payload not in served]
 
 
-def test_the_earlier_of_two_fences_counts_and_each_must_go(partition: PartitionUnderTest) -> None:
+def test_of_two_fences_the_earlier_counts_and_both_must_be_lifted(partition: PartitionUnderTest) -> None:
     first = partition.fence("a", source=3)
     partition.produce("a1", key="a")
     second = partition.fence("a", source=4)
@@ -189,7 +189,7 @@ def test_the_earlier_of_two_fences_counts_and_each_must_go(partition: PartitionU
 # -- everything else that happens inside a fence -------------------------------------------------------
 
 
-def test_leased_items_come_back_to_their_place_before_the_fence(partition: PartitionUnderTest) -> None:
+def test_leased_items_return_to_their_position_before_the_fence(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "b1", "c1", keys=["a", "b", "c"])
     held = partition.lease(timeout=20)
     fence = partition.fence("a", "b", "c")
@@ -205,7 +205,7 @@ def test_leased_items_come_back_to_their_place_before_the_fence(partition: Parti
     assert sorted(partition.drain()) == ["a2", "b2", "c2"]
 
 
-def test_what_comes_due_inside_a_fence_waits(partition: PartitionUnderTest) -> None:
+def test_an_item_that_becomes_due_behind_a_fence_waits(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "b1", keys=["a", "b"], at=partition.after(5))
     fence = partition.fence("a")
     partition.produce("a2", key="a")
@@ -268,7 +268,7 @@ def test_lifting_a_parked_key_does_not_free_it(partition: PartitionUnderTest) ->
     assert partition.drain() == ["a1", "a2"]
 
 
-def test_a_redriven_item_goes_behind_the_fence_unless_it_has_its_old_place(partition: PartitionUnderTest) -> None:
+def test_a_redriven_item_waits_behind_the_fence_unless_it_has_its_old_position(partition: PartitionUnderTest) -> None:
     for key, on_bury in (("a", "release"), ("b", "park")):
         partition.configure(on_bury=on_bury)
         partition.produce(key, key=key)
@@ -280,7 +280,7 @@ def test_a_redriven_item_goes_behind_the_fence_unless_it_has_its_old_place(parti
     assert partition.drain() == ["a"]
 
 
-def test_sought_items_of_fenced_slots_wait_and_the_others_come(partition: PartitionUnderTest) -> None:
+def test_sought_items_of_fenced_slots_wait_and_the_others_do_not(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "c1", "plain", keys=["a", "c", None])
     partition.drain(10)
     fence = partition.fence("a")
@@ -293,7 +293,7 @@ def test_sought_items_of_fenced_slots_wait_and_the_others_come(partition: Partit
     assert partition.drain() == ["a2", "a1"]
 
 
-def test_priorities_go_on_around_a_fence(partition: PartitionUnderTest) -> None:
+def test_priorities_hold_beside_a_fence(partition: PartitionUnderTest) -> None:
     partition.configure(priority_aging=0)
     partition.produce("a5", key="a")
     held = partition.lease()
@@ -306,7 +306,7 @@ def test_priorities_go_on_around_a_fence(partition: PartitionUnderTest) -> None:
     assert partition.drain() == ["a0"]
 
 
-def test_clearing_what_is_ready_clears_what_is_fenced(partition: PartitionUnderTest) -> None:
+def test_clearing_ready_items_clears_fenced_items(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a")
     partition.produce("a1", "a2", key="a")
     assert partition.lease_texts() == []
@@ -328,7 +328,7 @@ def test_a_fenced_item_can_be_sent_on(partition: PartitionUnderTest) -> None:
     assert partition.drain() == ["a2", "a3"]
 
 
-def test_a_fence_is_told(partition: PartitionUnderTest) -> None:
+def test_explain_names_the_fence(partition: PartitionUnderTest) -> None:
     partition.produce("a0", key="a")
     fence = partition.fence("a", source=12)
     partition.produce("a1", "a2", "c1", keys=["a", "a", "c"])
@@ -343,7 +343,7 @@ def test_a_fence_is_told(partition: PartitionUnderTest) -> None:
     assert partition.why(1) == "ready: first of its key, the next lease that reaches it gets it"
 
 
-def test_a_fence_stands_at_every_step_of_its_life_after_a_kill(partition: PartitionUnderTest) -> None:
+def test_a_fence_survives_a_kill_at_every_step(partition: PartitionUnderTest) -> None:
     fence = partition.fence("a", "b")
     partition.kill()
     partition.produce("a1", "b1", "2", keys=["a", "b", A2])

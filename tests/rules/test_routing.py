@@ -1,4 +1,4 @@
-"""Routing: the vectors of the design, and that keys spread. Dedup digests: that they never change, and say their slot."""
+"""Routing: the test vectors of the design, an even spread of keys, and dedup digests that never change."""
 
 from collections import Counter
 

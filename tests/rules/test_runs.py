@@ -1,4 +1,4 @@
-"""RunSet and the flat form of runs, against plain sets."""
+"""RunSet and the flat form of runs, compared with plain sets."""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Settling: complete, retry and bury under a lease, and what a stale token may still do (nothing)."""
+"""Settling: complete, retry and bury under a lease; ended leases are refused."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_repeated_complete_within_a_live_lease_succeeds(partition: PartitionUn
     assert (again.done, again.refused) == (1, [])
 
 
-def test_a_complete_is_not_repeated_for_an_item_that_came_back(partition: PartitionUnderTest) -> None:
+def test_a_repeated_complete_of_a_returned_item_is_refused(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease()
     partition.complete(granted.lease)
@@ -54,7 +54,7 @@ def test_each_item_of_a_batch_has_its_own_result(partition: PartitionUnderTest) 
     assert partition.retry(other.lease, [2, 0]).refused == [0]
 
 
-def test_of_an_ended_lease_only_what_was_completed_under_it_counts(partition: PartitionUnderTest) -> None:
+def test_an_ended_lease_can_only_repeat_what_it_completed(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b")
     granted = partition.lease(timeout=5)
     partition.complete(granted.lease, [0])
@@ -146,7 +146,7 @@ def test_no_max_attempts_is_endless(partition: PartitionUnderTest) -> None:
     assert partition.lease().attempts == {0: 101}
 
 
-def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(partition: PartitionUnderTest) -> None:
+def test_the_last_attempt_is_not_buried_before_its_lease_ends(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=1)
     partition.produce("a")
     granted = partition.lease(timeout=5)
@@ -155,7 +155,7 @@ def test_the_last_attempt_is_left_alone_until_its_lease_really_ends(partition: P
     assert partition.complete(granted.lease).done == 1
 
 
-def test_an_uncounted_retry_gives_the_attempt_back(partition: PartitionUnderTest) -> None:
+def test_an_uncounted_retry_counts_no_attempt(partition: PartitionUnderTest) -> None:
     partition.configure(max_attempts=1)
     partition.produce("a")
     for _ in range(3):
@@ -224,7 +224,7 @@ def test_a_lease_whose_items_are_all_settled_is_over(partition: PartitionUnderTe
     assert granted_offsets(partition.lease()) == [1]
 
 
-def test_buried_alone_those_behind_stay_with_the_lease(partition: PartitionUnderTest) -> None:
+def test_with_keep_later_items_the_later_items_stay_leased(partition: PartitionUnderTest) -> None:
     partition.produce("0", "1", "2", "3", "4", key="k")
     lease = partition.lease(5, per_key=4).lease
     assert partition.bury(lease, [3, 1], alone=True) == Settled(2)
@@ -235,14 +235,14 @@ def test_buried_alone_those_behind_stay_with_the_lease(partition: PartitionUnder
     assert not partition.wrapped.state.keys.by_key
 
 
-def test_a_lease_ends_behind_what_was_buried_alone(partition: PartitionUnderTest) -> None:
+def test_after_keep_later_items_an_expired_lease_returns_the_other_items(partition: PartitionUnderTest) -> None:
     partition.produce("0", "1", "2", key="k")
     partition.bury(partition.lease(3, per_key=3, timeout=5).lease, [1], alone=True)
     partition.advance(5)
     assert partition.drain() == ["0", "2"]
 
 
-def test_where_a_burial_parks_its_key_nothing_is_buried_alone(partition: PartitionUnderTest) -> None:
+def test_keep_later_items_is_ignored_where_a_burial_parks_its_key(partition: PartitionUnderTest) -> None:
     partition.configure(on_bury="park")
     partition.produce("0", "1", "2", key="k")
     lease = partition.lease(3, per_key=3).lease
@@ -254,7 +254,7 @@ def test_where_a_burial_parks_its_key_nothing_is_buried_alone(partition: Partiti
     assert partition.lease_texts(per_key=3) == ["1", "2"]
 
 
-def test_what_is_ready_is_done_whatever_it_was_before(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_completes_ready_items(partition: PartitionUnderTest) -> None:
     first, _, third = partition.produce("a", "b", "c")
     partition.lease(2, timeout=1)
     partition.advance(1)
@@ -263,7 +263,7 @@ def test_what_is_ready_is_done_whatever_it_was_before(partition: PartitionUnderT
     assert partition.wrapped.state.counts.completed == 2
 
 
-def test_what_is_not_ready_is_left_alone(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_leaves_items_that_are_not_ready(partition: PartitionUnderTest) -> None:
     leased, later, done, ready = [
         *partition.produce("leased"),
         *partition.produce("later", at=partition.after(9)),
@@ -275,7 +275,7 @@ def test_what_is_not_ready_is_left_alone(partition: PartitionUnderTest) -> None:
     assert states == [ItemState.LEASED, ItemState.SCHEDULED, ItemState.COMPLETED, ItemState.COMPLETED]
 
 
-def test_items_leave_the_line_of_their_key(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_takes_items_out_of_their_key_line(partition: PartitionUnderTest) -> None:
     first, second, _ = partition.produce("1", "2", "3", key="k")
     partition.retry(partition.lease(3, per_key=2).lease, [first])
     assert partition.consume(second) == 1
@@ -283,14 +283,14 @@ def test_items_leave_the_line_of_their_key(partition: PartitionUnderTest) -> Non
     assert not partition.wrapped.state.keys.by_key
 
 
-def test_the_head_of_a_line_makes_room_for_the_next(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_of_the_head_of_a_line_makes_the_next_item_the_head(partition: PartitionUnderTest) -> None:
     first, _ = partition.produce("1", "2", key="k")
     partition.retry(partition.lease(1).lease)
     assert partition.consume(first) == 1
     assert partition.lease_texts() == ["2"]
 
 
-def test_failures_are_forgotten(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_deletes_failures(partition: PartitionUnderTest) -> None:
     (first,) = partition.produce("a")
     partition.retry(partition.lease(1).lease, reason="no")
     partition.consume(first)
@@ -299,7 +299,7 @@ def test_failures_are_forgotten(partition: PartitionUnderTest) -> None:
     assert partition.lease(1).attempts == {}
 
 
-def test_of_those_that_a_lease_has_ended_on_no_other_is_done(partition: PartitionUnderTest) -> None:
+def test_only_lease_expired_completes_only_items_whose_lease_expired(partition: PartitionUnderTest) -> None:
     lapsed, retried, sought, fresh = partition.produce("lapsed", "retried", "sought", "fresh")
     partition.retry(partition.lease(4).lease, [retried], reason="no")
     partition.complete(next(iter(partition.wrapped.state.leases.live)), [sought])
@@ -309,7 +309,7 @@ def test_of_those_that_a_lease_has_ended_on_no_other_is_done(partition: Partitio
     assert partition.consume(lapsed, lapsed=True) == 1
 
 
-def test_it_survives_a_restart(partition: PartitionUnderTest) -> None:
+def test_complete_unleased_survives_a_restart(partition: PartitionUnderTest) -> None:
     first, _ = partition.produce("a", "b", key="k")
     partition.retry(partition.lease(1).lease)
     partition.consume(first)

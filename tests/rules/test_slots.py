@@ -1,4 +1,4 @@
-"""The slot map: even, moved as little as possible, and the same bytes for the same owners."""
+"""The slot map: even, with as few moves as possible, and the same bytes for the same owners."""
 
 import random
 import struct
@@ -26,7 +26,7 @@ properties = settings(max_examples=40, deadline=None)
 
 
 def chained(chain: list[list[int]]) -> list[SlotMap]:
-    """The maps of a queue that had these partitions one after the other."""
+    """The maps of a queue that had these sets of partitions, one after the other."""
     maps = [slots.first_map(chain[0])]
     for partitions in chain[1:]:
         maps.append(slots.next_map(maps[-1], partitions))
@@ -42,7 +42,8 @@ def moved(old: SlotMap, new: SlotMap) -> int:
 
 
 def fewest_moves(old: SlotMap, partitions: list[int]) -> int:
-    """Nobody can keep more than it has, nor more than the even share; so many may have one more as do not divide."""
+    """The fewest slots that must move: a partition keeps at most its slots and its share; some shares are one
+    larger."""
     held, (share, rest) = Counter(old.owners), divmod(SLOTS, len(partitions))
     kept = sum(min(held[number], share) for number in partitions)
     return SLOTS - kept - min(rest, sum(held[number] > share for number in partitions))
@@ -105,7 +106,7 @@ def test_an_uneven_map_is_made_even() -> None:
     assert slots.slot_moves(uneven, even) == [Move(0, 1, list(range(SLOTS // 2, SLOTS - 1)))]
 
 
-def test_moves_tell_the_new_map_from_the_old_one() -> None:
+def test_slot_moves_give_the_new_map_from_the_old_one() -> None:
     old, new = grown(4, 6)
     owners = array("H", old.owners)
     for move in slots.slot_moves(old, new):
@@ -133,7 +134,7 @@ def test_keyed_traffic_over_sixteen_partitions_is_even(sizes: list[int]) -> None
 # -- bytes ---------------------------------------------------------------------------------------------
 
 
-def test_the_first_map_stays_what_it_is_because_stored_queues_rest_on_it() -> None:
+def test_the_first_map_never_changes_because_stored_queues_depend_on_it() -> None:
     assert slots.first_map([0]).pack() == struct.pack("<HH", 0, 16384)
     assert slots.first_map([0, 1, 2]).pack() == struct.pack("<6H", 0, 5461, 1, 5461, 2, 5462)
     assert slots.first_map([7, 3]).pack() == struct.pack("<4H", 3, 8192, 7, 8192)

@@ -1,4 +1,4 @@
-"""Strays: what becomes ready where its slot no longer lives is named, to be sent on, and nothing else is lost by it."""
+"""Strays: a lease answers with the ready items whose slot was moved, so that they are sent there."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.partition_under_test import PartitionUnderTest, granted_offsets, slot
 
 
 def mark(partition: PartitionUnderTest, *keys: str) -> dict[int, int]:
-    """The slots of these keys leave now."""
+    """The slots of these keys are moved to another partition now."""
     return {slot(key): partition.wrapped.state.next_offset for key in keys}
 
 
-def test_a_due_item_of_a_departed_slot_is_astray_and_the_lease_goes_on_when_it_is_sent(partition: PartitionUnderTest) -> None:
+def test_a_due_item_of_a_moved_slot_is_a_stray_and_leases_continue_when_it_is_sent(partition: PartitionUnderTest) -> None:
     partition.produce("b0", "a0", keys=["b", "a"], at=partition.after(5))
     departed = mark(partition, "a")
     partition.produce("b1", "plain", "c1", keys=["b", None, "c"])
@@ -25,7 +25,7 @@ def test_a_due_item_of_a_departed_slot_is_astray_and_the_lease_goes_on_when_it_i
     assert partition.texts(partition.lease(departed=departed)) == ["b0"]
 
 
-def test_to_name_strays_changes_nothing(partition: PartitionUnderTest) -> None:
+def test_finding_strays_changes_nothing(partition: PartitionUnderTest) -> None:
     partition.produce("plain", "a0", keys=[None, "a"], at=partition.after(5))
     departed = mark(partition, "a")
     partition.produce("b1", "b2", key="b")
@@ -51,7 +51,7 @@ def test_what_was_ready_before_the_slot_left_is_leased_here(partition: Partition
     assert served.index("a1") < served.index("a2")
 
 
-def test_a_back_off_ends_where_it_began(partition: PartitionUnderTest) -> None:
+def test_an_item_that_backs_off_over_a_move_is_no_stray(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     partition.retry(partition.lease().lease, delay=5)
     departed = mark(partition, "a")
@@ -59,7 +59,7 @@ def test_a_back_off_ends_where_it_began(partition: PartitionUnderTest) -> None:
     assert granted_offsets(partition.lease(departed=departed, per_key=2)) == [0, 1]
 
 
-def test_redriven_items_are_astray_unless_they_have_their_old_place(partition: PartitionUnderTest) -> None:
+def test_redriven_items_are_strays_unless_they_have_their_old_position(partition: PartitionUnderTest) -> None:
     for key, on_bury in (("a", "release"), ("b", "park")):
         partition.configure(on_bury=on_bury)
         partition.produce(key, key=key)
@@ -71,14 +71,15 @@ def test_redriven_items_are_astray_unless_they_have_their_old_place(partition: P
     assert partition.texts(partition.lease(departed=departed)) == ["b"]
 
 
-def test_items_without_a_key_are_never_astray(partition: PartitionUnderTest) -> None:
+def test_items_without_a_key_are_never_strays(partition: PartitionUnderTest) -> None:
     partition.produce("plain", at=partition.after(5))
     partition.advance(5)
     assert granted_offsets(partition.lease(departed={0: 0})) == [0]
 
 
-def test_a_stray_in_another_lane_is_named_when_its_lane_is_read(partition: PartitionUnderTest) -> None:
-    """The lane of the stray comes last, but a key of a better one may have its earlier item there: it is read ahead."""
+def test_a_stray_in_another_lane_is_found_when_its_lane_is_read(partition: PartitionUnderTest) -> None:
+    """The stray is in the last lane, but that lane is read ahead: it may have an earlier item of a key of a better
+    lane."""
     partition.produce("a0", key="a", priority=9, at=partition.after(5))
     departed = mark(partition, "a")
     partition.advance(5)
@@ -114,7 +115,7 @@ def test_strays_are_not_passed_into_the_line_of_a_held_key(partition: PartitionU
     assert granted_offsets(partition.lease(departed=departed)) == [0]
 
 
-def test_a_paused_partition_names_no_strays(partition: PartitionUnderTest) -> None:
+def test_a_paused_partition_finds_no_strays(partition: PartitionUnderTest) -> None:
     partition.produce("a0", key="a", at=partition.after(5))
     departed = mark(partition, "a")
     partition.advance(5)
@@ -124,7 +125,7 @@ def test_a_paused_partition_names_no_strays(partition: PartitionUnderTest) -> No
     assert partition.lease_strays(departed) == [0]
 
 
-def test_a_lease_with_an_id_is_given_once_its_strays_are_gone(partition: PartitionUnderTest) -> None:
+def test_a_lease_with_a_request_id_is_given_when_its_strays_are_sent(partition: PartitionUnderTest) -> None:
     partition.produce("a0", "b0", keys=["a", "b"], at=partition.after(5))
     departed = mark(partition, "a")
     partition.advance(5)
@@ -135,7 +136,7 @@ def test_a_lease_with_an_id_is_given_once_its_strays_are_gone(partition: Partiti
     assert granted_offsets(first) == granted_offsets(partition.lease(request="r", departed=departed)) == [1]
 
 
-def test_sought_items_are_of_the_backlog_and_astray_when_that_is_drained(partition: PartitionUnderTest) -> None:
+def test_sought_items_belong_to_the_backlog_and_are_strays_when_it_is_resolved(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "b1", keys=["a", "b"])
     partition.drain()
     departed = mark(partition, "a")
@@ -147,8 +148,9 @@ def test_sought_items_are_of_the_backlog_and_astray_when_that_is_drained(partiti
     assert partition.lease_strays({slot("a"): 0}) == [0]
 
 
-def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(partition: PartitionUnderTest) -> None:
-    """The backlog is drained but for a key that is held: what stands behind it is handled here, before what came after it elsewhere."""
+def test_a_seek_keeps_the_line_that_the_new_partition_waits_for(partition: PartitionUnderTest) -> None:
+    """The backlog is resolved except for a held key: the rest of its line is handled here, before its later items in
+    the new partition."""
     partition.produce("done", key="b")
     partition.drain()
     partition.produce("a1", "a2", key="a")
@@ -160,8 +162,9 @@ def test_a_seek_leaves_in_line_what_its_new_partition_waits_for(partition: Parti
     assert partition.texts(partition.lease(departed={slot("a"): 0}, awaited=["a"])) == ["a2"]
 
 
-def test_what_comes_back_into_its_line_when_nobody_waits_for_it_is_astray(partition: PartitionUnderTest) -> None:
-    """Its key lives elsewhere, and has gone on there: it may not be handled here at the same time."""
+def test_an_item_returned_to_its_line_is_a_stray_if_no_partition_waits_for_it(partition: PartitionUnderTest) -> None:
+    """Its key belongs to another partition that no longer waits for it: it may not be handled in both at the same
+    time."""
     partition.configure(on_bury="park")
     partition.produce("a1", "a2", key="a")
     partition.bury(partition.lease(1).lease)

@@ -1,4 +1,4 @@
-"""Time: what comes due by itself, and what does not."""
+"""Timers: schedules, ttls and lease deadlines."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_equal_times_keep_produce_order(partition: PartitionUnderTest) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 0, 0.1])
-def test_the_past_and_the_next_tenth_of_a_second_are_now(partition: PartitionUnderTest, ahead: float) -> None:
+def test_an_item_scheduled_within_a_tenth_of_a_second_is_ready_at_once(partition: PartitionUnderTest, ahead: float) -> None:
     partition.produce("a", at=partition.after(ahead))
     assert partition.lease_texts() == ["a"]
 
@@ -108,7 +108,7 @@ def test_ttl_never_touches_a_leased_item(partition: PartitionUnderTest) -> None:
 
 
 @pytest.mark.parametrize("way", ["retry", "delay", "expiry"])
-def test_an_item_that_comes_back_overdue_is_buried(partition: PartitionUnderTest, way: str) -> None:
+def test_an_item_returned_after_its_ttl_ended_is_buried(partition: PartitionUnderTest, way: str) -> None:
     partition.produce("a", ttl=5)
     granted = partition.lease(timeout=50)
     partition.advance(10)
@@ -120,7 +120,7 @@ def test_an_item_that_comes_back_overdue_is_buried(partition: PartitionUnderTest
     assert partition.wrapped.state.burials[0].reason == "expired"
 
 
-def test_an_overdue_item_later_in_a_unit_is_buried_once_it_waits(partition: PartitionUnderTest) -> None:
+def test_a_later_item_of_a_unit_returned_after_its_ttl_ended_is_buried(partition: PartitionUnderTest) -> None:
     partition.produce("a", "b", key="k", ttl=5)
     granted = partition.lease(2, per_key=2, timeout=50)
     partition.advance(10)
@@ -153,7 +153,7 @@ def test_ttl_survives_a_restart(partition: PartitionUnderTest) -> None:
     assert partition.state_of(0) is ItemState.BURIED
 
 
-def test_a_million_things_due_are_done_in_portions(partition: PartitionUnderTest) -> None:
+def test_many_due_items_are_decided_in_portions(partition: PartitionUnderTest) -> None:
     partition.configure(ttl=10 * SECOND)
     partition.produce(*"abcdefghij")
     partition.clock.advance(DAY)
@@ -161,7 +161,7 @@ def test_a_million_things_due_are_done_in_portions(partition: PartitionUnderTest
     assert partition.counts.buried == 10
 
 
-def test_a_portion_full_of_resolved_items_does_not_save_the_rest(partition: PartitionUnderTest) -> None:
+def test_after_a_portion_of_resolved_items_the_rest_is_buried(partition: PartitionUnderTest) -> None:
     partition.configure(ttl=10 * SECOND)
     partition.produce(*"abcdefghij")
     partition.complete(partition.lease(5).lease)
@@ -181,7 +181,7 @@ def test_many_leases_ending_at_once_end_in_portions(partition: PartitionUnderTes
     assert granted_offsets(partition.lease()) == list(range(10))
 
 
-def test_a_delay_is_kept_whole_though_an_earlier_one_was_cut_short(partition: PartitionUnderTest) -> None:
+def test_a_back_off_has_its_full_length_after_an_earlier_one_was_cut_short(partition: PartitionUnderTest) -> None:
     partition.produce("a", ttl=5)
     partition.retry(partition.lease().lease, delay=100)
     partition.advance(5)

@@ -53,7 +53,7 @@ def a_repeated_transfer_is_stored_twice(patch: Patch) -> None:
 
 @bug(100)
 def transfer_sequences_start_again(patch: Patch) -> None:
-    patch.setattr(outbox, "_next", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
+    patch.setattr(outbox, "_next_sequence", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
 
 
 @bug(200)
@@ -137,7 +137,7 @@ def a_queue_is_deleted_while_transfers_are_under_way(patch: Patch) -> None:
 
 @bug(100)
 def a_redriven_item_does_not_return_to_its_position(patch: Patch) -> None:
-    patch.setattr(produce, "_places", lambda state, command, batch, base: None)
+    patch.setattr(produce, "_find_replaced", lambda state, command, batch, base: None)
 
 
 @bug(60)
@@ -206,7 +206,7 @@ def strays_are_leased_in_their_old_partition(patch: Patch) -> None:
 @bug(120)
 def dedup_ids_do_not_move_in_a_resize(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
-        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
+        return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 
@@ -215,7 +215,7 @@ def dedup_ids_do_not_move_in_a_resize(patch: Patch) -> None:
 def moved_dedup_ids_name_items_that_do_not_exist(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         adopted = [(digest, left, item + 1_000) for digest, left, item in command.dedup_ids]
-        return resize.decide_fence(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
+        return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
 
     patch.setitem(machine._DECIDE, commands.AddFences, decide)
 

@@ -40,7 +40,7 @@ bug = BUGS.caught_within(SHORT_RUN)
 def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
     def apply(state: State, record: records.LeaseExpired, now: Moment) -> None:
         lease = state.leases.live[record.lease]
-        timers.apply_expired(state, record, now)
+        timers.apply_lease_expired(state, record, now)
         state.leases.live[record.lease] = lease
 
     patch.setitem(machine._APPLY, records.LeaseExpired, apply)

@@ -1,4 +1,4 @@
-"""The simulated disk keeps what is synced, loses what it may lose, and fails on demand; on the plain paths it acts as the system does."""
+"""The simulated disk: power cuts, faults and limits; without faults it behaves as the system's files do."""
 
 import errno
 import random
@@ -30,7 +30,7 @@ def written(files: SimulatedFiles, path: str, data: bytes, *, sync: bool = False
 
 
 def conversation(files: Files, top: str) -> list[object]:
-    """A little of everything, with all that was answered; errors by number."""
+    """Make every kind of call, and return all results; an OSError as its number."""
     heard: list[object] = []
 
     def ask(call: str, *arguments: object) -> object:
@@ -90,7 +90,7 @@ def conversation(files: Files, top: str) -> list[object]:
     return heard
 
 
-def test_it_answers_as_the_system_does(tmp_path: Path) -> None:
+def test_results_and_errors_are_those_of_the_system(tmp_path: Path) -> None:
     files = SimulatedFiles()
     assert conversation(files, "/top") == conversation(SystemFiles(), str(tmp_path))
 
@@ -166,7 +166,7 @@ def test_unsynced_renames_and_removes_are_kept_or_undone() -> None:
     assert ends == {(b"new", b"old"), (None, b"new"), (True, b""), (False, b"")}
 
 
-def test_a_directory_renamed_is_there_under_one_of_its_names() -> None:
+def test_after_a_power_cut_a_renamed_directory_has_its_old_or_its_new_name() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
@@ -186,7 +186,7 @@ def test_a_directory_renamed_is_there_under_one_of_its_names() -> None:
     assert ends == {"first", "second", "third"}
 
 
-def test_a_renamed_directory_keeps_what_was_synced_of_it_alone() -> None:
+def test_a_renamed_directory_keeps_only_what_was_synced() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
@@ -199,7 +199,7 @@ def test_a_renamed_directory_keeps_what_was_synced_of_it_alone() -> None:
     assert ends == {(False, None), (False, b"data")}
 
 
-def test_a_lost_directory_takes_what_is_in_it() -> None:
+def test_the_files_of_a_lost_directory_are_lost() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
@@ -253,7 +253,7 @@ def test_a_call_chosen_to_fail_fails_once_and_does_nothing(number: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["short", "torn"])
-def test_a_short_write_says_how_much(how: Fault) -> None:
+def test_a_short_write_returns_how_much_it_wrote(how: Fault) -> None:
     files = disk()
     handle = files.open("/d/log", "append")
     files.fail(files.calls + 1, how)
@@ -266,7 +266,7 @@ def test_a_short_write_says_how_much(how: Fault) -> None:
     assert files.write(handle, [b"rest"]) == 4
 
 
-def test_a_failed_sync_is_never_made_good() -> None:
+def test_a_later_sync_does_not_write_what_a_failed_sync_lost() -> None:
     for seed in SEEDS:
         files = disk(seed)
         handle = written(files, "/d/log", b"safe", sync=True, name=True)
@@ -281,7 +281,7 @@ def test_a_failed_sync_is_never_made_good() -> None:
         assert files.content("/d/log") == b"safe\0\0\0\0late"
 
 
-def test_a_halted_process_does_nothing_more() -> None:
+def test_every_call_after_a_halt_raises() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
@@ -297,7 +297,7 @@ def test_a_halted_process_does_nothing_more() -> None:
     assert ends == {b"", b"0", b"01", b"012", b"0123"}
 
 
-def test_a_halted_change_of_names_happened_or_not() -> None:
+def test_a_halted_change_of_names_has_its_effect_or_not() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)
@@ -350,7 +350,7 @@ def test_a_read_only_disk_refuses_every_change_and_serves_reads() -> None:
     files.remove("/d/old")
 
 
-def test_a_flipped_bit_is_on_the_device_too() -> None:
+def test_a_flipped_bit_survives_a_power_cut() -> None:
     files = disk()
     files.flip_bit("/d/old", 8)
     assert files.content("/d/old") == b"omd"
@@ -358,7 +358,7 @@ def test_a_flipped_bit_is_on_the_device_too() -> None:
     assert files.content("/d/old") == b"omd"
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_is_independent() -> None:
     files = disk()
     handle = written(files, "/d/log", b"data")
     twin = files.copy()
@@ -369,7 +369,7 @@ def test_a_copy_goes_its_own_way() -> None:
     assert (files.copy().calls, repr(files)) == (files.calls, repr(files.copy()))
 
 
-def test_it_says_its_state() -> None:
+def test_the_repr_shows_the_state() -> None:
     files = disk()
     written(files, "/d/log", b"data")
     assert repr(files) == "SimulatedFiles(2 files, 7 bytes, 4 unsynced, 1 open, 2 calls)"

@@ -15,7 +15,7 @@ def disk(seed: int) -> SimulatedFiles:
     return files
 
 
-def test_an_interrupted_call_happened_or_not_and_the_next_ones_work() -> None:
+def test_an_interrupted_call_has_its_effect_or_not_and_later_calls_work() -> None:
     ends = set()
     for seed in SEEDS:
         files = disk(seed)

@@ -1,4 +1,4 @@
-"""Batches: what callers may give, picking from them, and their one compact form."""
+"""Batch: the checks of `validate`, `take` and `drop_empty_columns`."""
 
 from typing import Any
 
@@ -43,19 +43,19 @@ IDS = routing.key_ids([b"k"])
         ({"dedups": ["sixteen letters!"]}, "a dedup digest is not 16 bytes; make it with"),
     ],
 )
-def test_each_wrong_batch_has_its_sentence(options: dict[str, Any], says: str) -> None:
+def test_a_wrong_batch_is_refused_with_a_message_that_names_the_column(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate(Batch(**{"payloads": [b"x"], **options}))
     assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize("given", [[b"x"], None, b"x"])
-def test_something_else_than_a_batch_is_refused(given: Any) -> None:
+def test_other_types_than_a_batch_are_refused(given: Any) -> None:
     with pytest.raises(InvalidRequest, match="; give a Batch"):
         validate(given)
 
 
-def test_a_batch_on_every_bound_is_taken() -> None:
+def test_a_batch_at_every_limit_is_accepted() -> None:
     batch = Batch(
         [b"", b"x"],
         [b"k" * 1_024, None],
@@ -72,16 +72,16 @@ def test_a_batch_on_every_bound_is_taken() -> None:
     assert validate(batch) is batch
 
 
-def test_picking_takes_every_column_along() -> None:
+def test_take_takes_from_every_column() -> None:
     batch = Batch([b"a", b"b", b"c"], [b"k", None, b"m"], [1, 0, 2], kinds=["x", "y", None], priorities=bytes([1, 2, 3]), ats=[7, 8, 9])
     assert batch.take([2, 0]) == Batch([b"c", b"a"], [b"m", b"k"], [2, 1], kinds=[None, "x"], priorities=bytes([3, 1]), ats=[9, 7])
 
 
-def test_a_compact_batch_has_no_column_that_says_nothing() -> None:
+def test_drop_empty_columns_removes_columns_without_values() -> None:
     empty = Batch([b"a"], [None], [0], [None], [None], [None], [None], bytes([5]), [0], [0], [None])
     assert empty.drop_empty_columns() == Batch([b"a"])
 
 
-def test_a_compact_batch_keeps_every_column_that_says_something() -> None:
+def test_drop_empty_columns_keeps_columns_with_a_value() -> None:
     full: list[Any] = [[b"a"], [b""], [1], [b""], [""], [""], [""], bytes([4]), [1], [1], [bytes(16)]]
     assert Batch(*full).drop_empty_columns() == Batch(*full)

@@ -10,5 +10,5 @@ def test_both_clocks_go_forward_in_microseconds() -> None:
     assert 1_700_000_000_000_000 < first.wall < 10_000_000_000_000_000
 
 
-def test_a_boot_has_one_name() -> None:
+def test_the_boot_id_is_not_empty() -> None:
     assert SystemClock().boot

@@ -1,8 +1,9 @@
-"""The table of fields is what everything else has: a field that is added to it must be added where these tests say, and nowhere else.
+"""The table of fields agrees with the rest of the package. A new field must be added wherever one of these tests then
+fails.
 
-What is derived from the table needs no change and is only looked at here. By hand, because people and type checkers read them, stay: the
-columns of `Batch`, the fields of `NewItem` and `single_item_batch`, the properties of `Item`, the parameters of `produce`, the options of the
-command line, and the prose of docs/api.md.
+Written by hand, because people and type checkers read them, are the columns of `Batch`, the fields of `NewItem` and
+`single_item_batch`, the properties of `Item`, the parameters of `produce`, the options of the command line, and the
+text of docs/api.md. Everything else is derived from the table.
 """
 
 import inspect
@@ -37,7 +38,7 @@ FULL = Batch(
     *([b"p"], [b"k"], key_ids([b"k"]), [values.encode_headers({"a": "b"})], ["k"], ["e"], ["r"], bytes([3]), [1], [2], [bytes(16)]),
     origins=[origin.encode(origin.Origin("q", 1, "0-1"))],
 )
-"""An item that has everything."""
+"""An item with a value in every column."""
 
 
 def names(fields: Iterable[Field]) -> list[str]:
@@ -47,7 +48,7 @@ def names(fields: Iterable[Field]) -> list[str]:
 # -- the table ---------------------------------------------------------------------------------------
 
 
-def test_the_bits_of_a_frame_are_those_that_are_on_disks() -> None:
+def test_the_column_bits_of_existing_files_do_not_change() -> None:
     assert columns.BITS == {
         "key": 1 << 0,
         "key_id": 1 << 0,
@@ -72,7 +73,7 @@ def test_names_are_unique_and_bits_ascend() -> None:
     assert all(field.meaning and not field.meaning.endswith(".") for field in FIELDS)
 
 
-def test_what_can_be_given_is_stored_and_has_a_limit() -> None:
+def test_every_field_a_producer_gives_is_stored_and_has_a_limit() -> None:
     assert all(field.stored is not None and field.high > field.low for field in fields_on(Surface.GIVEN))
 
 
@@ -84,23 +85,23 @@ def test_a_batch_has_the_stored_columns() -> None:
     assert all(getattr(FULL, column.name) is not None for _, column in COLUMNS), "the item of these tests has everything"
 
 
-def test_a_new_item_has_what_can_be_given() -> None:
+def test_a_new_item_has_every_field_a_producer_gives() -> None:
     assert NewItem.__struct_fields__ == (*GIVEN, "queue")
     assert tuple(inspect.signature(single_item_batch).parameters) == GIVEN
 
 
 @pytest.mark.parametrize("queue", [penstock.Queue, penstock.AsyncQueue])
-def test_produce_takes_what_can_be_given(queue: type[penstock.Queue] | type[penstock.AsyncQueue]) -> None:
+def test_produce_has_a_parameter_for_every_field_a_producer_gives(queue: type[penstock.Queue] | type[penstock.AsyncQueue]) -> None:
     taken = list(inspect.signature(queue.produce).parameters)
     assert taken == ["self", "value", *GIVEN[1:], "request_id", "timeout"]
     assert f"`queue.produce(value, *, {', '.join(taken[2:])})`" in API
 
 
-def test_an_item_tells_what_is_shown_of_it() -> None:
+def test_an_item_has_a_property_for_every_output_field() -> None:
     told = {name for name in dir(Item) if not name.startswith("_")}
     assert {*names(fields_on(Surface.SHOWN)), *names(fields_on(Surface.LEASED))} == told - {"value", "key_bytes"}
-    (shown,) = re.findall(r"^\| `lease\.item` \| `([^`]*)` \|$", API, re.MULTILINE)
-    assert {name.removeprefix(".") for name in shown.split()} == {*names(fields_on(Surface.SHOWN)), "value"}
+    (shown,) = re.findall(r"^An `Item` has ([^.]*)\.", API, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", shown)) == {*names(fields_on(Surface.SHOWN)), "value"}
 
 
 def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> None:
@@ -110,7 +111,7 @@ def test_the_command_line_has_an_option_for_all_but_payload_and_headers() -> Non
 # -- derived -----------------------------------------------------------------------------------------
 
 
-def test_every_derived_set_is_the_tables() -> None:
+def test_derived_sets_of_fields_equal_the_table() -> None:
     assert arrow.COLUMNS == GIVEN
     assert tuple(row_mapping._MAKERS) == GIVEN
     assert [option.name for option in FIELD_OPTIONS] == [f"{name}_field" for name in names(fields_on(Surface.CLI_INPUT))]
@@ -118,7 +119,7 @@ def test_every_derived_set_is_the_tables() -> None:
     assert arrow.item_schema().names == names(fields_on(Surface.LEASED))
 
 
-def test_a_document_of_an_item_says_all_that_is_shown() -> None:
+def test_the_json_document_of_an_item_has_every_shown_field() -> None:
     document = text_output.item_document(Item(0, 1, FULL, 0, 1, 1))
     assert sorted(document) == sorted(names(fields_on(Surface.SHOWN)))
     assert list(document) == [  # scripts and people know this order
@@ -132,9 +133,9 @@ def test_a_frame_gives_every_column_back() -> None:
     assert found.batch() == FULL
     assert ["payload", *found.stored] == names(field for field, _ in COLUMNS)
     assert to_arrow(found).schema.names == [field.name for field, _ in COLUMNS if field.name != "dedup"]
-    assert columns.join([FULL, Batch([b"x"])]).slice(0, 1) == FULL
+    assert Batch.join([FULL, Batch([b"x"])]).slice(0, 1) == FULL
 
 
-def test_the_tables_of_the_documents_are_written_from_it() -> None:
+def test_the_field_tables_in_the_documents_are_up_to_date() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / "field_tables.py", "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

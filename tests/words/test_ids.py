@@ -1,4 +1,4 @@
-"""Item ids and lease tokens: what is written can be read, and nothing else."""
+"""Item ids and lease tokens: the parsers accept what the formatters write, and nothing else."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def test_an_id_is_partition_and_offset() -> None:
 
 
 @given(PARTITIONS, OFFSETS)
-def test_ids_come_back(partition: int, offset: int) -> None:
+def test_a_formatted_id_parses_to_the_same_id(partition: int, offset: int) -> None:
     assert ids.parse_id(ids.format_id(partition, offset)) == (partition, offset)
 
 
@@ -48,14 +48,14 @@ def test_an_id_is_text(given: Any) -> None:
 
 
 @given(PARTITIONS, PARTITIONS, OFFSETS)
-def test_a_foreign_number_names_its_item_wherever_it_is_kept(own: int, partition: int, offset: int) -> None:
+def test_a_foreign_number_gives_the_same_item_in_every_partition(own: int, partition: int, offset: int) -> None:
     number = ids.foreign_number(partition, offset)
     assert ids.FIRST_FOREIGN_NUMBER <= number < 1 << 64
     assert ids.locate(own, number) == (partition, offset)
 
 
 @given(PARTITIONS, OFFSETS)
-def test_a_number_below_the_foreign_ones_is_an_own_offset(own: int, offset: int) -> None:
+def test_a_number_below_the_foreign_numbers_is_an_offset_of_the_own_partition(own: int, offset: int) -> None:
     assert ids.locate(own, offset) == (own, offset)
 
 
@@ -65,7 +65,7 @@ def test_ids_of_own_items(numbers: Any) -> None:
 
 
 @given(PARTITIONS, st.lists(OFFSETS | st.builds(ids.foreign_number, PARTITIONS, OFFSETS), max_size=10))
-def test_ids_of_a_mixed_answer(own: int, numbers: list[int]) -> None:
+def test_ids_of_own_and_foreign_items(own: int, numbers: list[int]) -> None:
     assert [ids.parse_id(text) for text in ids.format_ids(own, numbers)] == [ids.locate(own, number) for number in numbers]
 
 
@@ -82,7 +82,7 @@ def test_a_token_names_incarnation_partition_lease_and_offset() -> None:
 
 
 @given(TOKENS)
-def test_tokens_come_back(token: ids.Token) -> None:
+def test_a_formatted_token_parses_to_the_same_token(token: ids.Token) -> None:
     assert ids.parse_token(ids.format_token(token)) == token
 
 

@@ -1,4 +1,4 @@
-"""Limits: each wrong input has its sentence, which says what is wrong and what to do."""
+"""Limits: wrong input is refused with a message that says what is wrong and what to do."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_a_number_out_of_bounds_or_of_another_type_is_refused(value: Any) -> Non
 
 
 @pytest.mark.parametrize("value", [1, 10])
-def test_a_number_on_the_bound_is_taken(value: int) -> None:
+def test_a_number_at_a_limit_is_accepted(value: int) -> None:
     assert check_range("want", value, 1, 10) == value
 
 
@@ -41,7 +41,7 @@ def test_a_number_on_the_bound_is_taken(value: int) -> None:
         {"on_bury": None},
     ],
 )
-def test_a_wrong_option_is_named(options: dict[str, Any]) -> None:
+def test_the_error_names_the_wrong_option(options: dict[str, Any]) -> None:
     [name] = options
     with pytest.raises(InvalidRequest, match=f"^{name} is .*; "):
         Policy(**options).validate()
@@ -53,7 +53,7 @@ def test_the_bounds_of_a_policy_are_valid() -> None:
 
 
 @pytest.mark.parametrize(("lease_timeout", "remember"), [(MINUTE, 15 * MINUTE), (8 * MINUTE, 16 * MINUTE)])
-def test_results_are_remembered_a_quarter_of_an_hour_or_two_timeouts(lease_timeout: int, remember: int) -> None:
+def test_results_are_kept_for_15_minutes_or_two_lease_timeouts(lease_timeout: int, remember: int) -> None:
     assert Policy(lease_timeout=lease_timeout).result_memory == remember
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_lease_is_refused(options: dict[str, Any]) -> None:
         validate_lease(AcquireLease(**{"want": 1, **options}))
 
 
-def test_a_lease_on_the_bounds_is_taken() -> None:
+def test_a_lease_at_the_limits_is_accepted() -> None:
     for command in (AcquireLease(1, "x" * 1_024), AcquireLease(10_000, "é" * 512, 12 * HOUR, 10_000)):
         assert validate_lease(command) is command
 

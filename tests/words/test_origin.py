@@ -1,4 +1,4 @@
-"""Origins: they come back as they were, nonsense is refused, and a batch carries them like any other column."""
+"""Origins: encoding and decoding, refusal of other bytes, and the column of origins in a batch."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ ORIGINS = st.builds(
 
 
 @given(ORIGINS)
-def test_an_origin_comes_back_as_it_was(given_: Origin) -> None:
+def test_a_decoded_origin_equals_the_encoded_one(given_: Origin) -> None:
     assert origin.decode(origin.encode(given_)) == given_
 
 
@@ -46,14 +46,14 @@ def test_an_origin_is_the_array_that_the_format_shows() -> None:
     assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2"]
 
 
-def test_keys_may_be_parked_for_it_in_two_queues() -> None:
+def test_the_key_of_an_item_may_be_parked_in_two_queues() -> None:
     both = Origin("orders", 7, "3-17", parked=True, parked_in=9, parked_id="1-2")
     assert both.parkings == [(7, 3, 17), (9, 1, 2)]
     assert (both.parking_in(7), both.parking_in(9), both.parking_in(8)) == ((3, 17), (1, 2), None)
     assert Origin("orders", 7, "3-17").parkings == []
 
 
-def test_what_is_missing_at_the_end_is_none_and_what_a_newer_penstock_adds_is_passed_over() -> None:
+def test_missing_fields_get_defaults_and_unknown_fields_are_ignored() -> None:
     assert origin.decode(msgspec.msgpack.encode(["orders", 7, "3-17"])) == Origin("orders", 7, "3-17")
     longer = [*msgspec.to_builtins(Origin("orders", 7, "3-17")), "new"]
     assert origin.decode(msgspec.msgpack.encode(longer)) == Origin("orders", 7, "3-17")
@@ -78,7 +78,7 @@ def test_an_id_names_a_partition_and_an_offset() -> None:
         *(msgspec.msgpack.encode(["orders", 7, name]) for name in ("", "17", "3-", "-17", "3--17", "3-17\n", "a-b", "3-17-1", "٣-١٧")),
     ],
 )
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_bytes_that_are_no_origin_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptLog, match=r"(?s)^the origin of an item cannot be understood .*; run verify, or use a newer Penstock$"):
         origin.decode(data)
 
@@ -95,18 +95,18 @@ def test_nonsense_is_refused(data: bytes) -> None:
         (7, "origins are int; give a list"),
     ],
 )
-def test_each_wrong_column_has_its_sentence(origins: Any, says: str) -> None:
+def test_a_wrong_column_of_origins_is_refused(origins: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate(Batch([b"x"], origins=origins))
     assert str(caught.value).startswith(says)
 
 
-def test_the_longest_origin_is_taken() -> None:
+def test_the_longest_origin_is_accepted() -> None:
     batch = Batch([b"x", b"y"], origins=[b"o" * MAX_ORIGIN_BYTES, None])
     assert validate(batch) is batch
 
 
-def test_a_batch_with_origins_is_not_plain_and_takes_them_along() -> None:
+def test_origins_are_kept_by_every_method_of_a_batch() -> None:
     batch = Batch([b"a", b"b", b"c"], origins=[b"1", None, b"3"])
     assert not batch.payloads_only
     assert batch.take([2, 0]).origins == [b"3", b"1"]
@@ -117,6 +117,6 @@ def test_a_batch_with_origins_is_not_plain_and_takes_them_along() -> None:
     assert batch.drop_empty_columns().origins == [b"1", None, b"3"]
 
 
-def test_a_compact_batch_has_no_origins_when_no_item_has_one() -> None:
+def test_drop_empty_columns_removes_origins_when_no_item_has_one() -> None:
     assert Batch([b"a", b"b"], origins=[None, None]).drop_empty_columns() == Batch([b"a", b"b"])
     assert Batch([b"a"], origins=[b""]).drop_empty_columns().origins == [b""]

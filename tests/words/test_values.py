@@ -1,4 +1,4 @@
-"""Payload values, keys, headers and times: what is given comes back, and what cannot come back is refused."""
+"""Payload values, keys, headers and times: decoding gives the encoded value, and other values are refused."""
 
 import enum
 from collections import OrderedDict, UserDict, namedtuple
@@ -59,14 +59,14 @@ def test_bytes_stay_as_they_are(payload: bytes, encoding: str | None) -> None:
 
 
 @given(st.text())
-def test_text_comes_back(text: str) -> None:
+def test_a_text_is_decoded_as_it_was_encoded(text: str) -> None:
     payload, encoding = values.encode(text)
     assert (payload, encoding) == (text.encode(), "text")
     assert values.decode(payload, encoding) == text
 
 
 @given(JSON.filter(lambda value: value is not None and not isinstance(value, str)))
-def test_what_json_can_say_comes_back(value: Any) -> None:
+def test_a_json_value_is_decoded_as_it_was_encoded(value: Any) -> None:
     payload, encoding = values.encode(value)
     assert encoding == "json"
     found = values.decode(payload, encoding)
@@ -93,13 +93,13 @@ def test_what_json_can_say_comes_back(value: Any) -> None:
         ({"when": datetime(2030, 1, 1, tzinfo=UTC)}, b'{"when":"2030-01-01T00:00:00Z"}', "json"),
     ],
 )
-def test_what_else_is_taken(value: Any, payload: bytes, encoding: str | None) -> None:
+def test_other_types_of_payload_that_are_accepted(value: Any, payload: bytes, encoding: str | None) -> None:
     assert values.encode(value) == (payload, encoding)
     assert type(values.encode(value)[0]) is bytes
 
 
 @pytest.mark.parametrize("value", [None, object(), {1, 2}, date(2030, 1, 1), Point, Order, iter([1]), 1j, enum.Enum("E", "A")])
-def test_other_payloads_are_told_what_is_taken(value: Any) -> None:
+def test_an_error_for_another_type_of_payload_lists_the_accepted_ones(value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.encode(value)
     says = "give bytes, str, or for JSON a dict, list, tuple, number, bool, dataclass or Struct"
@@ -111,8 +111,8 @@ def test_other_payloads_are_told_what_is_taken(value: Any) -> None:
     [{"a": object()}, [{(1, 2): 3}], {"a": "\ud800"}, {"\ud800": 1}, endless(), 10**5_000, [1j]],
     ids=lambda value: type(value).__name__,
 )
-def test_what_json_cannot_write_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"(?s)^the payload cannot be written as JSON \(.+\); mend it or give bytes$"):
+def test_a_value_that_json_cannot_hold_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"(?s)^the payload cannot be written as JSON \(.+\); fix it or give bytes$"):
         values.encode(value)
 
 
@@ -120,14 +120,14 @@ def test_what_json_cannot_write_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "around", [lambda x: x, lambda x: [None, x], lambda x: {"a": {"b": (1, x)}}, lambda x: Point(1, x), lambda x: [{x}]]
 )
-def test_a_float_that_json_would_lose_is_refused(strange: float, around: Any) -> None:
+def test_a_float_that_is_not_finite_is_refused(strange: float, around: Any) -> None:
     with pytest.raises(
-        InvalidRequest, match=r"^the payload has a float that is not finite, which JSON cannot say; give None or a text in its place$"
+        InvalidRequest, match=r"^the payload has a float that is not finite, which JSON cannot hold; give None or a text instead$"
     ):
         values.encode(around(strange))
 
 
-def test_a_deep_payload_with_a_null_is_looked_through() -> None:
+def test_a_deep_payload_with_a_null_is_searched_without_recursion() -> None:
     deep: Any = None
     for _ in range(500):
         deep = [deep]
@@ -144,10 +144,8 @@ def test_text_that_is_not_unicode_is_refused() -> None:
     [(b"{", "json"), (b"", "json"), (b"nul", "json"), (b'"\xff"', "json"), (b"[" * 100_000, "json"), (b"1e999", "json"), (b"\xff", "text")],
     ids=lambda value: value[:5],
 )
-def test_a_damaged_payload_names_its_encoding(payload: bytes, encoding: str) -> None:
-    with pytest.raises(
-        InvalidRequest, match=rf"^the payload is not what its encoding '{encoding}' says \(.+\); take its bytes from `\.payload`$"
-    ):
+def test_the_error_of_a_payload_that_cannot_be_decoded_names_the_encoding(payload: bytes, encoding: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"^the payload cannot be decoded as '{encoding}' \(.+\); read its bytes from `\.payload`$"):
         values.decode(payload, encoding)
 
 
@@ -163,11 +161,11 @@ def test_a_damaged_payload_names_its_encoding(payload: bytes, encoding: str) -> 
         ({}, None, (b"{}", "json")),
     ],
 )
-def test_an_encoding_of_the_callers_own_wins(value: Any, encoding: str | None, expected: tuple[bytes, str | None]) -> None:
+def test_bytes_and_str_may_have_the_callers_own_encoding(value: Any, encoding: str | None, expected: tuple[bytes, str | None]) -> None:
     assert values.encode_as(value, encoding) == expected
 
 
-def test_what_was_written_as_json_cannot_be_called_something_else() -> None:
+def test_a_json_payload_cannot_have_another_encoding() -> None:
     with pytest.raises(InvalidRequest, match=r"^the encoding is 'text' but the payload is dict; leave it out, or give bytes or str$"):
         values.encode_as({}, "text")
 
@@ -196,7 +194,7 @@ def test_a_key_is_utf8(key: str) -> None:
         ("\ud800", "the key is not valid Unicode; remove its lone surrogates or give bytes"),
     ],
 )
-def test_each_wrong_key_has_its_sentence(key: Any, says: str) -> None:
+def test_a_wrong_key_is_refused(key: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.encode_key(key)
     assert str(caught.value) == says
@@ -206,7 +204,7 @@ def test_each_wrong_key_has_its_sentence(key: Any, says: str) -> None:
 
 
 @given(HEADERS)
-def test_headers_come_back(headers: dict[str, str | bytes]) -> None:
+def test_headers_are_decoded_as_they_were_encoded(headers: dict[str, str | bytes]) -> None:
     packed = values.encode_headers(headers)
     assert (packed is None) == (not headers)
     assert values.decode_headers(packed) == headers
@@ -217,7 +215,7 @@ def test_headers_may_be_any_mapping(headers: Any) -> None:
     assert values.decode_headers(values.encode_headers(headers)) == {"a": "b"}
 
 
-def test_no_headers_are_nothing() -> None:
+def test_no_headers_are_stored_as_none() -> None:
     assert values.encode_headers(None) is None
     assert values.encode_headers({}) is None
     assert values.encode_headers(MappingProxyType({})) is None
@@ -238,7 +236,7 @@ def test_no_headers_are_nothing() -> None:
         ({"\ud800": "a"}, "a header is not valid Unicode; remove its lone surrogates or give its value as bytes"),
     ],
 )
-def test_each_wrong_headers_have_their_sentence(headers: Any, says: str) -> None:
+def test_wrong_headers_are_refused(headers: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.encode_headers(headers)
     assert str(caught.value) == says
@@ -258,7 +256,7 @@ def test_each_wrong_headers_have_their_sentence(headers: Any, says: str) -> None
     ],
     ids=lambda value: value[:9],
 )
-def test_damaged_headers_have_their_sentence(data: bytes, says: str) -> None:
+def test_stored_headers_that_cannot_be_decoded_are_refused(data: bytes, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.decode_headers(data)
     assert str(caught.value).startswith(says)
@@ -269,7 +267,7 @@ def test_damaged_headers_have_their_sentence(data: bytes, says: str) -> None:
 
 
 @given(INSTANTS)
-def test_an_instant_comes_back_to_the_microsecond(microseconds: int) -> None:
+def test_an_instant_keeps_its_microseconds(microseconds: int) -> None:
     when = values.timestamp(microseconds)
     assert when.tzinfo is UTC
     assert values.instant(when) == microseconds
@@ -320,18 +318,18 @@ KINDS = "give a datetime with a timezone, or seconds since 1970"
         (datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-2))), YEARS),
     ],
 )
-def test_each_wrong_instant_has_its_sentence(when: Any, says: str) -> None:
+def test_a_wrong_instant_is_refused(when: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.instant(when)
     assert str(caught.value) == says
 
 
-def test_an_instant_is_called_by_its_name() -> None:
+def test_the_error_of_an_instant_has_its_name() -> None:
     with pytest.raises(InvalidRequest, match=r"^since has no timezone; "):
         values.instant(datetime(2030, 1, 1), "since")
 
 
-def test_what_a_datetime_cannot_say_is_shown_as_the_last_it_can() -> None:
+def test_a_time_beyond_the_last_datetime_gives_the_last_datetime() -> None:
     assert values.timestamp(1 << 62) == datetime.max.replace(tzinfo=UTC)
 
 
@@ -367,7 +365,7 @@ BOUNDS = "ttl is out of bounds; give 0 to 315360000 seconds, or a timedelta"
         (timedelta.max, BOUNDS),
     ],
 )
-def test_each_wrong_duration_has_its_sentence(span: Any, says: str) -> None:
+def test_a_wrong_duration_is_refused(span: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.duration(span, "ttl")
     assert str(caught.value) == says

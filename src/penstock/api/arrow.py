@@ -34,7 +34,7 @@ SHOWN_COLUMNS = 8
 COLUMNS = GIVEN
 """The columns that a table of items may have."""
 _MISSING = {
-    field.name: column.missing_value for field, column in BATCH_COLUMNS if column.form in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)
+    field.name: column.missing_value for field, column in BATCH_COLUMNS if column.layout in (ColumnLayout.SMALL, ColumnLayout.NUMBERS)
 }
 """The number that means "no value", by column of numbers."""
 

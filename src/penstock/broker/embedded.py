@@ -23,7 +23,7 @@ from penstock.broker.streams import StreamCoordinator
 from penstock.broker.transfer_router import TransferRouter
 from penstock.logs.backends import Files, Target, open_store
 from penstock.logs.log import SEGMENT_BYTES, Durability, ReadableLog
-from penstock.logs.store import CATALOG, Store
+from penstock.logs.store import CATALOG, Staging, Store
 from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
@@ -59,7 +59,6 @@ from penstock.operations import (
     ResizeQueue,
     SetReadOnly,
     SettleItems,
-    Staging,
     TakeGrant,
     UpdateQueue,
     WriteState,
@@ -361,7 +360,7 @@ class EmbeddedBroker:
         )
         turns = QueueEngine(setup, QueueRouter(self._delivery.send_request, self._delivery.slot_map_of))
         turns.apply_recorded_shape = lambda: self._reshaped(turns)
-        loop = Loop(turns, self.store, self._runners, threaded=self._threaded)
+        loop = Loop(turns, self.store.disk, self._runners, threaded=self._threaded)
         partition_layout.apply_layout(turns, entry)
         self._set_options(turns, entry)
         turns.lease_step.set_consumer_right(

@@ -18,7 +18,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
-from penstock.logs.store import ReadStore
+from penstock.logs.store import ReadStore, Staging
 from penstock.operations import (
     TIMEOUT,
     A,
@@ -30,7 +30,6 @@ from penstock.operations import (
     PublishWrite,
     Query,
     ReadGrant,
-    Staging,
     WriteState,
     answer_type,
 )

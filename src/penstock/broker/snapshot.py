@@ -19,7 +19,7 @@ from penstock.broker.queries import QUERY_HANDLERS
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import Gap, ReadableLog
-from penstock.logs.store import CATALOG, ReadStore
+from penstock.logs.store import CATALOG, ReadStore, Staging
 from penstock.loop import catalog
 from penstock.loop.item_events import events
 from penstock.loop.partition_reader import PartitionReader, last_sequence
@@ -36,7 +36,6 @@ from penstock.operations import (
     ReadGrant,
     ReadHistory,
     ReadSlotMap,
-    Staging,
     WriteState,
 )
 from penstock.reports import ItemEvent, ItemExplanation, QueueDescription, StreamGrant, describe_queue

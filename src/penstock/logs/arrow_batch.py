@@ -1,11 +1,12 @@
-"""DATA frames and Arrow: whole buffers in both directions, never a loop over items.
+"""DATA frames from Arrow columns, and Arrow columns from DATA frames, without a loop over the items.
 
-Owns: `ArrowBatch` (the columns of many items, checked, hashed, on their way into frames), its `draft`, and `cuts`; and `to_arrow`, a frame as a
-RecordBatch of the frame's own buffers, not copied. The item offsets are not a column: they run from the frame's base.
-A draft is byte for byte what columns.py makes of the same items: one format, whoever wrote it.
-Needs pyarrow, which is an extra; nothing else in this layer does. What is given is trusted: api/arrow.py has checked it, and gives every
-column in the one type that is worked with (large_binary, large_string, int64) and without those that say nothing.
-Only what a key or a dedup id hashes to is worked out one by one.
+Owns: `ArrowBatch` (many items as Arrow columns, with their hashes; `draft` makes a frame of them), `batch_boundaries`,
+and `to_arrow` (the columns of a frame as a RecordBatch, not copied).
+A draft has exactly the bytes that columns.py makes of the same items. Item offsets are no column: they count from the
+frame's base offset.
+Input is not checked here. api/arrow.py has checked it, converted every column to large_binary, large_string or int64,
+and left out the columns without any value. Only the hashes of keys and dedup ids are computed item by item.
+This is the only module of penstock.logs that needs pyarrow, which is an optional dependency.
 """
 
 from array import array
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs import columns
-from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns
+from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns, add_padded
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
 from penstock.words.clock import Moment
@@ -26,13 +27,13 @@ from penstock.words.fields import GIVEN, STORED, ColumnLayout
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS
 
 ANY_PARTITION: Final = -1
-"""The home of an item that may go to any partition."""
+"""In place of a partition number: the item may be stored in any partition."""
 KEY_ID, DIGEST = "key_id", "dedup_digest"
 _INT32, _INT64, _UINT64, _UINT8 = pa.int32(), pa.int64(), pa.uint64(), pa.uint8()
 _DIGEST = pa.binary(16)
-_WORKED_WITH: Final = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string(), _UINT8: _INT64}
+_WIDE_TYPES: Final = {pa.binary(): pa.large_binary(), pa.string(): pa.large_string(), _UINT8: _INT64}
 
-BY_FORM = {
+BY_LAYOUT = {
     ColumnLayout.BYTES: pa.binary(),
     ColumnLayout.OPTIONAL_BYTES: pa.binary(),
     ColumnLayout.TEXTS: pa.string(),
@@ -40,25 +41,25 @@ BY_FORM = {
     ColumnLayout.SMALL: pa.uint8(),
     ColumnLayout.NUMBERS: pa.int64(),
 }
-"""The type of a column as it lies in a frame. Digests are bytes of one size, which Arrow has as another type."""
-TYPES = {field.name: BY_FORM[column.form] for field, column in STORED if column.form in BY_FORM}
-"""The columns that come out, in their order, and their types."""
+"""The Arrow type of a stored column. Digests are not among them: `to_arrow` does not give them."""
+TYPES = {field.name: BY_LAYOUT[column.layout] for field, column in STORED if column.layout in BY_LAYOUT}
+"""The columns of `to_arrow` in their order, and their types."""
 
 
 class ArrowBatch:
-    """Items as Arrow columns, each in one piece, ready to be cut into frames."""
+    """Items as Arrow columns, to be written as frames."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     @classmethod
     def from_columns(cls, given: Mapping[str, pa.ChunkedArray]) -> "ArrowBatch":
-        """The sheet of columns as api/arrow.py reads them."""
+        """A batch of checked columns (api/arrow.py), with the hashes of their keys and dedup ids added."""
         found = dict(given)
         keys, names = found.get("key"), found.pop("dedup", None)
         count = len(found["payload"])
         ids, digests = array("Q"), []
-        for start in range(0, count, MAX_BATCH_ITEMS):  # Python's objects are many times the columns: never those of all items at once
+        for start in range(0, count, MAX_BATCH_ITEMS):  # in slices: Python objects of all items need too much memory
             some = keys.slice(start, MAX_BATCH_ITEMS).to_pylist() if keys is not None else None
             if some is not None:
                 ids.extend(key_ids(some))
@@ -73,12 +74,12 @@ class ArrowBatch:
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "ArrowBatch":
-        """The sheet of a DATA frame."""
+        """The items of a DATA frame."""
         found = columns.FrameColumns(frame)
         table = pa.table(to_arrow(found))
-        for place, field in enumerate(table.schema):
-            if field.type in _WORKED_WITH:
-                table = table.set_column(place, field.name, table[field.name].cast(_WORKED_WITH[field.type]))
+        for index, field in enumerate(table.schema):
+            if field.type in _WIDE_TYPES:
+                table = table.set_column(index, field.name, table[field.name].cast(_WIDE_TYPES[field.type]))
         digests = found.stored.get("dedup")
         if isinstance(digests, columns.DigestColumn):
             buffers = [pa.py_buffer(digests.bits), pa.py_buffer(digests.data)]
@@ -86,39 +87,42 @@ class ArrowBatch:
         return cls(table)
 
     @staticmethod
-    def join(sheets: "Sequence[ArrowBatch]") -> "ArrowBatch":
-        """One sheet of several; a column that only some have is filled up."""
-        return ArrowBatch(pa.concat_tables([sheet._table for sheet in sheets], promote_options="default"))
+    def join(batches: "Sequence[ArrowBatch]") -> "ArrowBatch":
+        """One batch of several. Where a batch lacks a column that another has, its items get null."""
+        return ArrowBatch(pa.concat_tables([batch._table for batch in batches], promote_options="default"))
 
     def __len__(self) -> int:
         count: int = self._table.num_rows
         return count
 
     def partitions(self, owners: Sequence[int]) -> pa.Array:
-        """The partition of each item by a slot map's owners, FREE where it may be any: as loop/produce.py deals them out."""
+        """The partition of each item, or ANY_PARTITION; loop/produce.py routes items in the same way.
+
+        owners: the partition of each slot.
+        """
         table, count = self._table, len(self)
         if len(set(owners)) == 1:
             return pa.repeat(pa.scalar(owners[0], _INT32), count)
-        homes = pa.repeat(pa.scalar(ANY_PARTITION, _INT32), count)
-        places = pa.array(owners, _INT32)
+        partitions = pa.repeat(pa.scalar(ANY_PARTITION, _INT32), count)
+        by_slot = pa.array(owners, _INT32)
         if KEY_ID in table.column_names:
-            ids = _whole(table[KEY_ID])
-            found = places.take(pc.bit_wise_and(ids, pa.scalar(SLOT_MASK, _UINT64)))
-            homes = pc.if_else(pc.not_equal(ids, pa.scalar(NO_KEY, _UINT64)), found, homes)
+            ids = _combined(table[KEY_ID])
+            found = by_slot.take(pc.bit_wise_and(ids, pa.scalar(SLOT_MASK, _UINT64)))
+            partitions = pc.if_else(pc.not_equal(ids, pa.scalar(NO_KEY, _UINT64)), found, partitions)
         if DIGEST in table.column_names:
             slots = [None if digest is None else dedup_slot(digest) for digest in table[DIGEST].to_pylist()]
-            homes = pc.coalesce(places.take(pa.array(slots, _INT32)), homes)
-        return homes
+            partitions = pc.coalesce(by_slot.take(pa.array(slots, _INT32)), partitions)
+        return partitions
 
     def take(self, rows: pa.Array) -> "ArrowBatch":
-        """The items at these rows, in this order."""
+        """The items at `rows`, in that order."""
         return ArrowBatch(self._table.take(rows))
 
     def slice(self, start: int, stop: int) -> "ArrowBatch":
         return ArrowBatch(self._table.slice(start, stop - start))
 
     def sizes(self) -> pa.ChunkedArray:
-        """How many bytes each item has, all its fields of any length together."""
+        """The size of each item: the bytes of its fields of variable length."""
         total = pc.binary_length(self._table["payload"])
         for field in self._table.schema:
             if field.name != "payload" and field.type in (pa.large_binary(), pa.large_string()):
@@ -126,26 +130,28 @@ class ArrowBatch:
         return total
 
     def frame_boundaries(self, most_bytes: int | None = None) -> list[int]:
-        """Rows to cut at, 0 and the last included, so that no frame has more items or bytes of payload than a batch may have, or fewer."""
+        """As `batch_boundaries`, for the payloads of this batch; by default with the byte limit of a Batch."""
         return batch_boundaries(pc.binary_length(self._table["payload"]), MAX_BATCH_BYTES if most_bytes is None else most_bytes)
 
     def draft(self, now: Moment) -> Draft:
-        """One DATA frame of all items, base 0."""
+        """A DATA frame of all items, with base offset 0."""
         table = self._table
         parts: list[Buffer] = []
-        _add_binary(parts, _whole(table["payload"]))
-        word = 0
-        for name, bit, nothing, add in _ADD:
+        _add_binary(parts, _combined(table["payload"]))
+        column_bits = 0
+        for name, bit, missing, add in _ADD:
             if name in table.column_names:
-                word |= add(parts, bit, _whole(table[name]), nothing)
-                if name == "key" and word:
-                    _add_fixed(parts, _whole(table[KEY_ID]).fill_null(NO_KEY))
-        return Draft(FrameType.DATA, 0, len(self), word, now.elapsed, now.wall, parts)
+                column_bits |= add(parts, bit, _combined(table[name]), missing)
+                if name == "key" and column_bits:
+                    _add_fixed(parts, _combined(table[KEY_ID]).fill_null(NO_KEY))
+        return Draft(FrameType.DATA, 0, len(self), column_bits, now.elapsed, now.wall, parts)
 
 
 def batch_boundaries(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list[int]:
-    """Where to cut items of these sizes, 0 and the last included: no piece has more than a batch may have, nor, but for a single item,
-    more bytes than that."""
+    """The row numbers at which to cut items of these sizes into pieces, including 0 and the number of items.
+
+    No piece has more items than a Batch may have, or more than `most_bytes` bytes unless it is a single item.
+    """
     found = [0]
     while found[-1] < len(sizes):
         some = sizes.slice(found[-1], MAX_BATCH_ITEMS)
@@ -156,78 +162,76 @@ def batch_boundaries(sizes: pa.Array | pa.ChunkedArray, most_bytes: int) -> list
     return found
 
 
-def _whole(column: pa.ChunkedArray) -> Any:
+def _combined(column: pa.ChunkedArray) -> Any:
+    """The column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 # -- buffers -----------------------------------------------------------------------------------------
 
 
-def _add_padded(parts: list[Buffer], data: Buffer) -> None:
-    parts.append(data)
-    if len(data) & 7:
-        parts.append(bytes(-len(data) & 7))
-
-
 def _add_binary(parts: list[Buffer], column: pa.Array) -> None:
-    """Offsets from 0, then the data."""
+    """Add the offsets, which begin with 0, and the data."""
     count, (_, raw_offsets, data) = len(column), column.buffers()
     offsets = pa.Array.from_buffers(_INT64, count + 1, [None, raw_offsets], offset=column.offset)
     low, high = offsets[0].as_py(), offsets[count].as_py()
     _add_fixed(parts, (pc.subtract(offsets, pa.scalar(low, _INT64)) if low else offsets).cast(_INT32))
-    _add_padded(parts, memoryview(data)[low:high] if high > low else b"")
+    add_padded(parts, memoryview(data)[low:high] if high > low else b"")
 
 
 def _add_fixed(parts: list[Buffer], column: pa.Array) -> None:
     width = column.type.byte_width
     data = memoryview(column.buffers()[1])
-    _add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
+    add_padded(parts, data[column.offset * width : (column.offset + len(column)) * width])
 
 
-def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, nothing: None = None) -> int:
-    """The bits that say that the column is there, and whether it is stored once; 0 when no item has a value."""
+def _add_optional(parts: list[Buffer], bit: int, column: pa.Array, missing: None = None) -> int:
+    """Add a column in which values may be missing. Returns its column bits; 0 when no item has a value.
+
+    The functions below return the same; bits shifted by CONSTANT_SHIFT say that the value is stored once.
+    """
     if column.null_count == len(column):
         return 0
-    _add_padded(parts, _bitmap(column))
+    add_padded(parts, _bitmap(column))
     _add_binary(parts, column.fill_null(b"" if column.type == pa.large_binary() else "") if column.null_count else column)
     return bit
 
 
-def _add_texts(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+def _add_texts(parts: list[Buffer], bit: int, column: pa.Array, missing: None) -> int:
     if column.null_count or not _same(column):
         return _add_optional(parts, bit, column)
     text = column[0].as_py().encode()
-    _add_padded(parts, len(text).to_bytes(4, "little") + text)
+    add_padded(parts, len(text).to_bytes(4, "little") + text)
     return bit | bit << columns.CONSTANT_SHIFT
 
 
-def _add_digests(parts: list[Buffer], bit: int, column: pa.Array, nothing: None) -> int:
+def _add_digests(parts: list[Buffer], bit: int, column: pa.Array, missing: None) -> int:
     if column.null_count == len(column):
         return 0
-    _add_padded(parts, _bitmap(column))
+    add_padded(parts, _bitmap(column))
     _add_fixed(parts, column.fill_null(bytes(16)) if column.null_count else column)
     return bit
 
 
-def _add_small(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
-    return _add_filled(parts, bit, column.fill_null(nothing).cast(_UINT8), nothing)
+def _add_small(parts: list[Buffer], bit: int, column: pa.Array, missing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(missing).cast(_UINT8), missing)
 
 
-def _add_numbers(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
-    return _add_filled(parts, bit, column.fill_null(nothing), nothing)
+def _add_numbers(parts: list[Buffer], bit: int, column: pa.Array, missing: int) -> int:
+    return _add_filled(parts, bit, column.fill_null(missing), missing)
 
 
-def _add_filled(parts: list[Buffer], bit: int, column: pa.Array, nothing: int) -> int:
+def _add_filled(parts: list[Buffer], bit: int, column: pa.Array, missing: int) -> int:
     if not _same(column):
         _add_fixed(parts, column)
         return bit
-    if column[0].as_py() == nothing:
+    if column[0].as_py() == missing:
         return 0
     _add_fixed(parts, column[:1])
     return bit | bit << columns.CONSTANT_SHIFT
 
 
-_BY_FORM: Final[dict[ColumnLayout, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
+_BY_LAYOUT: Final[dict[ColumnLayout, Callable[[list[Buffer], int, pa.Array, Any], int]]] = {
     ColumnLayout.OPTIONAL_BYTES: _add_optional,
     ColumnLayout.TEXTS: _add_texts,
     ColumnLayout.SMALL: _add_small,
@@ -235,19 +239,19 @@ _BY_FORM: Final[dict[ColumnLayout, Callable[[list[Buffer], int, pa.Array, Any], 
     ColumnLayout.DIGESTS: _add_digests,
 }
 _ADD: Final = [
-    (DIGEST if column.form is ColumnLayout.DIGESTS else field.name, 1 << column.bit, column.missing_value, _BY_FORM[column.form])
+    (DIGEST if column.layout is ColumnLayout.DIGESTS else field.name, 1 << column.bit, column.missing_value, _BY_LAYOUT[column.layout])
     for field, column in STORED[1:]
     if field.name in GIVEN
 ]
 
 
 def _same(column: pa.Array) -> bool:
-    """Whether all values, none of them null, are the first one."""
+    """Whether all values are equal. The column has no nulls."""
     return column[0].equals(column[len(column) - 1]) and bool(pc.all(pc.equal(column, column[0])).as_py())
 
 
 def _bitmap(column: pa.Array) -> bytes:
-    """A bit per value, 1 where there is one; all ones, those behind the last included, where none is missing."""
+    """A bit per item, 1 where it has a value. Without missing values all bytes are 255, as in columns.py."""
     size = (len(column) + 7) // 8
     if not column.null_count:
         return b"\xff" * size
@@ -256,11 +260,11 @@ def _bitmap(column: pa.Array) -> bytes:
     return (bits & (1 << len(column)) - 1).to_bytes(size, "little")
 
 
-# -- frames as Arrow -----------------------------------------------------------------------------------
+# -- frames as Arrow ---------------------------------------------------------------------------------
 
 
 def to_arrow(frame: FrameColumns) -> pa.RecordBatch:
-    """The columns that the frame stores."""
+    """The columns of a frame except digests, as Arrow arrays on the frame's memory."""
     count = frame.stop - frame.base
     names, arrays = ["payload"], [binary_array(frame.payload, 0, count, TYPES["payload"])]
     for name, column in frame.stored.items():
@@ -278,7 +282,7 @@ def to_arrow(frame: FrameColumns) -> pa.RecordBatch:
 
 
 def binary_array(column: BinaryColumn, low: int, high: int, kind: pa.DataType) -> pa.Array:
-    """The items [low, high) of a column of byte strings, not copied."""
+    """The values [low, high) of a column of byte strings, not copied."""
     bits = None if column.bits is None else pa.py_buffer(column.bits)
     return pa.Array.from_buffers(kind, high - low, [bits, pa.py_buffer(column.offsets), pa.py_buffer(column.data)], offset=low)
 

@@ -1,6 +1,6 @@
-"""Which store a target names: memory, or a directory (or several).
+"""Opens the store that a target names: memory, or one or more directories.
 
-Owns: `open_store`, `open_read_only` and `holds_broker`, the only places in which a kind of store is chosen.
+Owns: `open_store`, `open_read_only` and `holds_broker`; only these choose between the kinds of store.
 """
 
 import os
@@ -30,7 +30,7 @@ def open_store(
     clock: Clock,
     entropy: Callable[[int], bytes],
 ) -> Store:
-    """The store that a target names, to be owned; made when it is new."""
+    """Open a store as its owner; it is created when it does not exist."""
     if durability not in DURABILITIES:
         raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
     if target == MEMORY:
@@ -52,8 +52,9 @@ def open_store(
 
 
 def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
-    """The store that a target names, to be read beside its owner or without one."""
-    _refuse_memory(target)
+    """Open a store without owning it; another process may own it at the same time."""
+    if target == MEMORY:
+        raise InvalidRequest(f"{MEMORY!r} is visible only to the process that opened it; give a directory")
     directory = FileStore.open(target, files=files, read_only=True)
     if not directory.broker_id:
         raise InvalidRequest(f"{directory.name} is no broker's directory; give one that a broker was opened in")
@@ -61,11 +62,6 @@ def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
 
 
 def holds_broker(directory: str) -> bool:
-    """Whether a broker was opened in this directory before."""
+    """Whether this directory contains a broker."""
     files = SystemFiles()
     return read_marker(files, os.path.abspath(directory)) is not None or files.exists(f"{directory}/{LOGS}")
-
-
-def _refuse_memory(target: Target) -> None:
-    if target == MEMORY:
-        raise InvalidRequest(f"{MEMORY!r} is seen by the process that opened it alone; give a directory")

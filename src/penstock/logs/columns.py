@@ -1,19 +1,19 @@
-"""Items as bytes: the body of a DATA frame, columns in Arrow buffer layout.
+"""The body of a DATA frame: items as columns, in the buffer layout of Arrow (docs/format.md shows it).
 
-Owns: `encode` (records → draft), `FrameColumns` (frame → items, blocks, records) and `trim_frame` (a frame cut down to the items that are still
-wanted). Drawn in docs/format.md.
-Every buffer starts 8-aligned, so a frame becomes an Arrow RecordBatch without copying. A column is there only when some item has it;
-where all items have the same value it is stored once (a constant). Building costs one `join` and one array of lengths per column.
-The header's `columns` word says which are there: present in the low 16 bits, constant in the high 16.
-A trimmed frame is the stretch from its first to its last kept item; the others inside are blanked, so that offsets stay. It is an ordinary
-frame with the old times. What a produce wanted remembered (parts) goes: it is in a Base by now.
+Owns: `encode` (records to a draft), `FrameColumns` (a frame to items, blocks and records) and `trim_frame` (a frame
+without the items that retention removes).
+Every buffer is aligned to 8 bytes, so a frame becomes an Arrow RecordBatch without copying. A column is stored only
+when some item has a value; a value that all items share is stored once (a constant). The header's column bits say which
+columns are present (low 16 bits) and which are constants (high 16 bits).
+A trimmed frame holds the offsets from its first to its last kept item, with the old times; items between them that are
+not kept have empty values, so that offsets do not change. It has no parts: a later Base contains what they say.
 """
 
 import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -32,24 +32,24 @@ PARTS, ORIGIN = BITS["parts"], BITS["origin"]
 CONSTANT_SHIFT: Final = 16
 KNOWN: Final = sum(set(BITS.values()))
 _COLUMNS: Final = {field.name: column.name for field, column in COLUMNS}
-_TEXTS: Final = {column.name for _, column in STORED if column.form is ColumnLayout.TEXTS}
-_CONSTANTS: Final = {form for form in ColumnLayout if form.constant != "never"}
-_LAYOUT: Final = [(field.name, 1 << column.bit, column.form) for field, column in STORED[1:]]
+_TEXTS: Final = {column.name for _, column in STORED if column.layout is ColumnLayout.TEXTS}
+_CONSTANTS: Final = {layout for layout in ColumnLayout if layout.constant != "never"}
+_LAYOUTS: Final = [(field.name, 1 << column.bit, column.layout) for field, column in STORED[1:]]
 _RULED: Final = ("priority", "at", "ttl", "dedup")
-"""What `apply` looks at, besides key ids."""
+"""The fields that `rules.machine.apply` reads, besides key ids."""
 _TWO_OFFSETS: Final = struct.Struct("<ii")
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
 
 
 class ProducePart(msgspec.Struct, array_like=True):
-    """The share of one produce in a frame, when there are several or there is something to remember of it."""
+    """One Produced record in a frame. Stored when a frame has several, or one with more than items."""
 
     count: int
     request: bytes | None = None
     ids: list[int] | None = None
     source: bytes | None = None
     sequence: int = 0
-    places: list[int] | None = None
+    replaced: list[int] | None = None
 
 
 _parts_encoder = msgspec.msgpack.Encoder()
@@ -60,40 +60,26 @@ _parts_decoder = msgspec.msgpack.Decoder(list[ProducePart])
 
 
 def encode(records: Sequence[Produced], now: Moment) -> Draft:
-    """One DATA frame of the records, which must follow each other."""
+    """A DATA frame of records whose offsets follow each other."""
     first = records[0]
-    alone = len(records) == 1
-    batch = first.batch if alone else join([record.batch for record in records])
-    shares = None
-    if not alone or first.request is not None or first.source is not None or first.replaced is not None:
-        shares = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.replaced) for r in records]
+    batch = Batch.join([record.batch for record in records])
+    produce_parts = None
+    if len(records) > 1 or first.request is not None or first.source is not None or first.replaced is not None:
+        produce_parts = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.replaced) for r in records]
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
-    columns = 0 if shares is None and batch.payloads_only else _add_columns(parts, batch, shares)
-    return Draft(FrameType.DATA, first.base, len(batch), columns, now.elapsed, now.wall, parts)
+    column_bits = 0 if produce_parts is None and batch.payloads_only else _add_columns(parts, batch, produce_parts)
+    return Draft(FrameType.DATA, first.base, len(batch), column_bits, now.elapsed, now.wall, parts)
 
 
-def join(batches: Sequence[Batch]) -> Batch:
-    """One batch of several; a column that only some have is filled up."""
-
-    def joined(column: Column) -> Any:
-        given = [getattr(batch, column.name) for batch in batches]
-        if all(values is None for values in given):
-            return None
-        whole = chain.from_iterable(repeat(column.missing_value, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
-        return bytes(whole) if column.form is ColumnLayout.SMALL else list(whole)
-
-    return Batch(*(joined(column) for _, column in COLUMNS))
-
-
-def _add_columns(parts: list[Buffer], batch: Batch, shares: list[ProducePart] | None) -> int:
-    """All columns but the payloads; gives the word that says which there are."""
-    word = 0
+def _add_columns(parts: list[Buffer], batch: Batch, produce_parts: list[ProducePart] | None) -> int:
+    """Add all columns except the payloads, and return the column bits."""
+    column_bits = 0
     for bit, name, add in _ADD:
-        values = getattr(batch, name) if name else shares
+        values = getattr(batch, name) if name else produce_parts
         if values is not None:
-            word |= bit | add(parts, bit, values)
-    return word
+            column_bits |= bit | add(parts, bit, values)
+    return column_bits
 
 
 def _add_texts(parts: list[Buffer], bit: int, values: Sequence[str | None]) -> int:
@@ -106,59 +92,62 @@ def _add_texts(parts: list[Buffer], bit: int, values: Sequence[str | None]) -> i
 
 def _add_small(parts: list[Buffer], bit: int, values: bytes) -> int:
     same = _same(values)
-    _add_padded(parts, values[:1] if same else values)
+    add_padded(parts, values[:1] if same else values)
     return bit << CONSTANT_SHIFT if same else 0
 
 
 def _add_numbers(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
     same = _same(values)
-    _add_padded(parts, array("q", values[:1] if same else values).tobytes())
+    add_padded(parts, array("q", values[:1] if same else values).tobytes())
     return bit << CONSTANT_SHIFT if same else 0
 
 
 def _add_key_ids(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
-    _add_padded(parts, array("Q", values).tobytes())
+    add_padded(parts, array("Q", values).tobytes())
     return 0
 
 
 def _add_digests(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
-    _add_padded(parts, _bitmap(values))
-    _add_padded(parts, b"".join(digest or bytes(16) for digest in values))
+    add_padded(parts, _bitmap(values))
+    add_padded(parts, b"".join(digest or bytes(16) for digest in values))
     return 0
 
 
-def _add_shares(parts: list[Buffer], bit: int, shares: list[ProducePart]) -> int:
-    _add_blob(parts, _parts_encoder.encode(shares))
+def _add_produce_parts(parts: list[Buffer], bit: int, produce_parts: list[ProducePart]) -> int:
+    _add_blob(parts, _parts_encoder.encode(produce_parts))
     return 0
 
 
 def _add_nullable(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
-    _add_padded(parts, _bitmap(values))
+    add_padded(parts, _bitmap(values))
     _add_binary(parts, [value or b"" for value in values])
     return 0
 
 
-_BY_FORM: Final[Mapping[ColumnLayout, Callable[[list[Buffer], int, Any], int]]] = {
+_BY_LAYOUT: Final[Mapping[ColumnLayout, Callable[[list[Buffer], int, Any], int]]] = {
     ColumnLayout.OPTIONAL_BYTES: _add_nullable,
     ColumnLayout.KEY_IDS: _add_key_ids,
     ColumnLayout.TEXTS: _add_texts,
     ColumnLayout.SMALL: _add_small,
     ColumnLayout.NUMBERS: _add_numbers,
     ColumnLayout.DIGESTS: _add_digests,
-    ColumnLayout.PARTS: _add_shares,
+    ColumnLayout.PARTS: _add_produce_parts,
 }
-_ADD: Final = [(BITS[field.name], column.name, _BY_FORM[column.form]) for field, column in STORED[1:]]
-"""How each column but the payload is added: its bit, its name in a Batch, and what adds the values and says whether they are a constant."""
+_ADD: Final = [(BITS[field.name], column.name, _BY_LAYOUT[column.layout]) for field, column in STORED[1:]]
+"""Of each column except the payloads: its bit, its name in a Batch, and the function that adds its values to the body.
+
+The function returns the bit shifted by CONSTANT_SHIFT when it stored a constant, else 0.
+"""
 
 
 def _same(values: Sequence[object]) -> bool:
-    """Whether all items share a value."""
+    """Whether all values are equal and not None."""
     first = values[0]
     return first is not None and all(value == first for value in values)
 
 
 def _add_blob(parts: list[Buffer], data: bytes) -> None:
-    _add_padded(parts, len(data).to_bytes(4, "little") + data)
+    add_padded(parts, len(data).to_bytes(4, "little") + data)
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
@@ -166,18 +155,19 @@ def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
         value = values[0]
         parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
         return
-    _add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
-    _add_padded(parts, b"".join(values))
+    add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
+    add_padded(parts, b"".join(values))
 
 
-def _add_padded(parts: list[Buffer], data: bytes) -> None:
+def add_padded(parts: list[Buffer], data: Buffer) -> None:
+    """Add data, and zeros up to a multiple of 8 bytes."""
     parts.append(data)
     if len(data) & 7:
         parts.append(_PADDING[len(data) & 7])
 
 
 def _bitmap(values: Sequence[object]) -> bytes:
-    """A bit per value, 1 where there is one, first value lowest."""
+    """A bit per value, the first value in the lowest bit; 1 where the value is not None."""
     size = (len(values) + 7) // 8
     if None not in values:
         return b"\xff" * size
@@ -189,7 +179,7 @@ def _bitmap(values: Sequence[object]) -> bytes:
 
 
 class BinaryColumn:
-    """A column of byte strings: an offsets buffer and a data buffer, perhaps a bitmap of which are there."""
+    """A column of byte strings: offsets, data and, when values may be missing, a bitmap."""
 
     __slots__ = ("bits", "data", "offsets")
 
@@ -208,14 +198,14 @@ class BinaryColumn:
             edges = [edge - low for edge in edges]
         found: list[Any] = [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
         if self.bits is not None:
-            there = int.from_bytes(self.bits, "little") >> start
-            if there & ((1 << len(found)) - 1) != (1 << len(found)) - 1:
-                found = [value if there >> index & 1 else None for index, value in enumerate(found)]
+            present = int.from_bytes(self.bits, "little") >> start
+            if present & ((1 << len(found)) - 1) != (1 << len(found)) - 1:
+                found = [value if present >> index & 1 else None for index, value in enumerate(found)]
         return found
 
 
 class ConstantColumn:
-    """A value that all items share."""
+    """A column in which all items have the same value."""
 
     __slots__ = ("value",)
 
@@ -239,7 +229,7 @@ class NumberColumn:
 
 
 class ByteColumn:
-    """A column of numbers of one byte."""
+    """A column of one-byte numbers."""
 
     __slots__ = ("numbers",)
 
@@ -251,7 +241,7 @@ class ByteColumn:
 
 
 class DigestColumn:
-    """A column of 16-byte digests, some of them missing."""
+    """A column of 16-byte digests; some items may have none."""
 
     __slots__ = ("bits", "data")
 
@@ -260,18 +250,18 @@ class DigestColumn:
         self.bits = bits
 
     def values(self, start: int, stop: int) -> list[bytes | None]:
-        there = int.from_bytes(self.bits, "little")
-        return [bytes(self.data[16 * i : 16 * i + 16]) if there >> i & 1 else None for i in range(start, stop)]
+        present = int.from_bytes(self.bits, "little")
+        return [bytes(self.data[16 * i : 16 * i + 16]) if present >> i & 1 else None for i in range(start, stop)]
 
 
 StoredColumn: TypeAlias = BinaryColumn | ConstantColumn | NumberColumn | ByteColumn | DigestColumn
 
 
 class FrameColumns:
-    """The items of one DATA frame. Nothing is decoded before it is asked for."""
+    """The items of one DATA frame. The constructor only finds the columns; values are decoded when they are read."""
 
     stored: Mapping[str, StoredColumn] = MappingProxyType({})
-    """The columns that it has besides the payloads, by the names of the fields."""
+    """The columns of the frame except the payloads, by field name."""
 
     def __init__(self, frame: Frame) -> None:
         self.base = frame.base_offset
@@ -286,39 +276,39 @@ class FrameColumns:
             self.stored = self._locate(frame.column_bits & 0xFFFF, frame.column_bits >> CONSTANT_SHIFT)
 
     def _locate(self, present: int, constant: int) -> dict[str, StoredColumn]:
-        """Find the columns besides the payloads."""
+        """Find the columns except the payloads; ValueError for a column that this version does not know."""
         if present & ~KNOWN:
-            raise ValueError(f"it has columns {present & ~KNOWN:#x}, which are not known here")
+            raise ValueError(f"its columns {present & ~KNOWN:#x} are unknown")
         found: dict[str, StoredColumn] = {}
-        for name, bit, form in _LAYOUT:
+        for name, bit, layout in _LAYOUTS:
             if not present & bit:
                 continue
-            if form is ColumnLayout.PARTS:
+            if layout is ColumnLayout.PARTS:
                 self._parts = _parts_decoder.decode(self._blob())
             else:
-                found[name] = self._take_constant(form) if constant & bit and form in _CONSTANTS else self._take_column(form)
+                found[name] = self._take_constant(layout) if constant & bit and layout in _CONSTANTS else self._take_column(layout)
         return found
 
-    def _take_column(self, form: ColumnLayout) -> StoredColumn:
+    def _take_column(self, layout: ColumnLayout) -> StoredColumn:
         count = self._count
-        if form is ColumnLayout.KEY_IDS:
+        if layout is ColumnLayout.KEY_IDS:
             return NumberColumn(self._take(8 * count).cast("Q"))
-        if form is ColumnLayout.NUMBERS:
+        if layout is ColumnLayout.NUMBERS:
             return NumberColumn(self._take(8 * count).cast("q"))
-        if form is ColumnLayout.SMALL:
+        if layout is ColumnLayout.SMALL:
             return ByteColumn(bytes(self._take(count)))
         bits = self._take((count + 7) // 8)
-        return DigestColumn(self._take(16 * count), bits) if form is ColumnLayout.DIGESTS else self._binary(bits)
+        return DigestColumn(self._take(16 * count), bits) if layout is ColumnLayout.DIGESTS else self._binary(bits)
 
-    def _take_constant(self, form: ColumnLayout) -> StoredColumn:
-        if form is ColumnLayout.TEXTS:
+    def _take_constant(self, layout: ColumnLayout) -> StoredColumn:
+        if layout is ColumnLayout.TEXTS:
             return ConstantColumn(bytes(self._blob()))
-        if form is ColumnLayout.SMALL:
+        if layout is ColumnLayout.SMALL:
             return ByteColumn(bytes(self._take(1)) * self._count)
         return ConstantColumn(self._take(8).cast("q")[0])
 
     def column(self, name: str) -> StoredColumn | None:
-        """The column of a field, if the frame has it."""
+        """The column of a field; None when the frame does not have it."""
         return self.payload if name == "payload" else self.stored.get(name)
 
     @property
@@ -330,6 +320,7 @@ class FrameColumns:
         return [ProducePart(self._count)] if self._parts is None else self._parts
 
     def _take(self, size: int) -> memoryview:
+        """The next `size` bytes of the body; skips the padding behind them."""
         taken = self._body[self._at : self._at + size]
         self._at += (size + 7) & ~7
         return taken
@@ -353,11 +344,11 @@ class FrameColumns:
         return found.numbers if isinstance(found, ByteColumn) else None
 
     def block(self) -> Block:
-        """What rules may need to see."""
+        """Offsets, key ids and priorities, for the rules."""
         return Block(self.base, self.stop, self.key_ids, self.priorities)
 
     def payloads(self, start: int, stop: int) -> list[bytes]:
-        """Payloads of the offsets [start, stop). Whoever takes items one by one will take many: all are cut out once."""
+        """The payloads of the offsets [start, stop). A small range decodes and caches all payloads."""
         if stop - start < self._count // 8:
             return self._all_payloads[start - self.base : stop - self.base]
         return self.payload.values(start - self.base, stop - self.base)
@@ -367,7 +358,7 @@ class FrameColumns:
         return self.payload.values(0, self._count)
 
     def batch(self, start: int | None = None, stop: int | None = None) -> Batch:
-        """The items [start, stop) (all by default) as they were produced."""
+        """The items at offsets [start, stop), by default all."""
         low = 0 if start is None else start - self.base
         high = self._count if stop is None else stop - self.base
         found: dict[str, Any] = {_COLUMNS[name]: column.values(low, high) for name, column in self.stored.items()}
@@ -376,32 +367,32 @@ class FrameColumns:
         return Batch(self.payload.values(low, high), **found)
 
     def records(self, *, outline: bool = False) -> list[Produced]:
-        """The records that were encoded; as an outline, without what `apply` does not look at."""
+        """The records of `encode`. outline: their batches have only the columns that `rules.machine.apply` reads."""
         found, at = [], self.base
         parts = self.parts
         for part in parts:
             batch = self._outline(at, at + part.count) if outline else self.batch(at, at + part.count)
             if len(parts) > 1:
                 batch.drop_empty_columns()
-            found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence, part.places))
+            found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence, part.replaced))
             at += part.count
         return found
 
     def _outline(self, start: int, stop: int) -> Batch:
         low, high = start - self.base, stop - self.base
-        nothing: Any = range(stop - start)
+        placeholder: Any = range(stop - start)  # has the right length; the values are not read
         found: dict[str, Any] = {_COLUMNS[name]: self.stored[name].values(low, high) for name in _RULED if name in self.stored}
         ids = self.stored.get("key_id")
         if isinstance(ids, NumberColumn):
-            found |= {"keys": nothing, "key_ids": ids.numbers[low:high]}
-        return Batch(nothing, **found)
+            found |= {"keys": placeholder, "key_ids": ids.numbers[low:high]}
+        return Batch(placeholder, **found)
 
 
-# -- trimming --------------------------------------------------------------------------------------
+# -- trimming ----------------------------------------------------------------------------------------
 
 
 def trim_frame(frame: Frame, keep: RunSet) -> Draft | None:
-    """A draft of the frame with the items of `keep`, or None when it has none of them. One that cannot be taken apart is kept as it is."""
+    """The frame with only the items of `keep`; None when it has none. A frame that cannot be decoded is kept."""
     stop = frame.base_offset + frame.count
     kept = keep.within(frame.base_offset, stop)
     if not kept:
@@ -417,18 +408,18 @@ def trim_frame(frame: Frame, keep: RunSet) -> Draft | None:
 
 
 def _blanked(batch: Batch, kept: Sequence[int]) -> Batch:
-    """The batch, which starts at the first kept item, with nothing in the places of those not kept."""
-    alive = bytearray(len(batch))
+    """A batch that begins at offset `kept[0]`, with empty values for the items that are not in the runs `kept`."""
+    is_kept = bytearray(len(batch))
     for start, stop in pairs(kept):
-        alive[start - kept[0] : stop - kept[0]] = b"\1" * (stop - start)
-    if all(alive):
+        is_kept[start - kept[0] : stop - kept[0]] = b"\1" * (stop - start)
+    if all(is_kept):
         return batch.drop_empty_columns()
 
     def blanked(column: Column) -> Any:
         values = getattr(batch, column.name)
         if values is None:
             return None
-        left: Any = [value if there else column.missing_value for value, there in zip(values, alive, strict=True)]
-        return bytes(left) if column.form is ColumnLayout.SMALL else left
+        found: Any = [value if keep else column.missing_value for value, keep in zip(values, is_kept, strict=True)]
+        return bytes(found) if column.layout is ColumnLayout.SMALL else found
 
     return Batch(*(blanked(column) for _, column in COLUMNS)).drop_empty_columns()

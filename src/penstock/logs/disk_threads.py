@@ -1,8 +1,9 @@
-"""Threads that wait for disks, so that a turn need not.
+"""The threads that wait for disks, so that the turns of queues do not.
 
-Owns: `Syncs`. Every storage root has a few threads of its own: a disk that hangs holds up its own, never those of another. Syncs, for
-which callers wait, have other threads than jobs (opening, closing, retention), of which there may be hundreds at once.
-Threads are begun when they are first needed.
+Owns: `DiskThreads`.
+Every storage root has its own threads, so that a disk that hangs does not delay logs on other disks. Syncs, for which
+callers wait, have other threads than jobs (opening, closing, retention), of which hundreds may be waiting. Threads
+start when first needed.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -13,27 +14,31 @@ from penstock.words.errors import StorageFailed
 from penstock.words.threads import InterruptSafePool
 
 SYNCS, JOBS = 8, 4
-"""Syncs, and jobs, that run at the same time in one root."""
+"""How many syncs, and how many jobs, run at the same time in one root."""
 
 
 class DiskThreads:
-    """What runs beside the turns of a broker's queues."""
+    """The thread pools of one store, two for each storage root: for syncs and for jobs."""
 
     def __init__(self, root_of: Callable[[int, int], Hashable]) -> None:
-        """`root_of` tells where the log of an incarnation and partition lies."""
+        """root_of: gives the storage root of an incarnation and partition."""
         self._root_of = root_of
         self._pools: dict[tuple[Hashable, int], InterruptSafePool] = {}
 
-    def commit(self, logs: Sequence[Log], began: OnSyncStart, landed: OnSyncDone, here: Log | None = None) -> None:
-        """Sync these logs side by side. `landed` is called once for each; the one that is `here` is synced by this very thread."""
+    def commit(self, logs: Sequence[Log], on_start: OnSyncStart, on_done: OnSyncDone, here: Log | None = None) -> None:
+        """Sync logs in parallel. The calling thread syncs `here`, and waits for no other log.
+
+        `on_start` is called when the sync of a log is about to begin; False skips that log. `on_done` is called with
+        the outcome. Both may be called before this returns.
+        """
         for log in logs:
             if log is not here:
-                self._pool(log.incarnation, log.partition, SYNCS).submit(partial(_begin, log, began, landed))
+                self._pool(log.incarnation, log.partition, SYNCS).submit(partial(_sync, log, on_start, on_done))
         if here is not None:
-            _begin(here, began, landed)
+            _sync(here, on_start, on_done)
 
     def run_job(self, incarnation: int, partition: int, job: Callable[[], None]) -> None:
-        """Do something that may take long with one log, in a thread of its root."""
+        """Run a job that may take long on one log, in a thread of its storage root. A job must not raise."""
         self._pool(incarnation, partition, JOBS).submit(job)
 
     def _pool(self, incarnation: int, partition: int, threads: int) -> InterruptSafePool:
@@ -41,21 +46,21 @@ class DiskThreads:
         return self._pools.get(name) or self._pools.setdefault(name, InterruptSafePool(threads))
 
     def close(self) -> None:
-        """End the threads, once what they do is done; whoever comes later begins others."""
+        """Wait until all syncs and jobs are done, and end the threads. A later call starts new threads."""
         while self._pools:
             self._pools.popitem()[1].close()
 
 
-def _begin(log: Log, began: OnSyncStart, landed: OnSyncDone) -> None:
-    if began(log):
-        sync(log, landed)
+def _sync(log: Log, on_start: OnSyncStart, on_done: OnSyncDone) -> None:
+    if on_start(log):
+        sync(log, on_done)
 
 
-def sync(log: Log, landed: OnSyncDone) -> None:
-    """Sync one log, and say what became of it."""
+def sync(log: Log, on_done: OnSyncDone) -> None:
+    """Sync one log, and call `on_done` with the outcome."""
     failure = None
     try:
         log.sync()
     except StorageFailed as error:
         failure = error
-    landed(log, failure)
+    on_done(log, failure)

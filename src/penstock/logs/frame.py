@@ -1,15 +1,16 @@
-"""The bytes of one frame: header, body, checksum, padding (drawn in docs/format.md).
+"""The bytes of one frame: header, body, checksum, padding (docs/format.md shows them).
 
-Owns: the layout, the flags, `Encoder` (drafts to bytes), `parse_header` / `unpack_body` (bytes to frames) and `without_group_flags`; `Compressor`;
-the frames that stand for others which are not there: SKIP for what was removed on purpose, GAP for what was lost and is known to be; and
-the words for what retention dropped, of which no frame is left to speak.
+Owns: the layout and the flags; `FrameEncoder` (drafts to bytes), `parse_header` and `unpack_body` (bytes to frames);
+`Compressor`; the frames that replace missing ones: SKIP for frames removed on purpose, GAP for frames that a repair
+found lost; and `dropped_gap`.
 Invariants
-- the header's own checksum covers magic, version and lengths, so a length is trusted exactly when that checksum holds;
-- magic and version stay where they are in every later version, and so does the header checksum: a newer format is thus told from damage;
-- a frame starts at a multiple of 8 and its body too, so that Arrow buffers inside are aligned.
-Limit: a body holds at most 1 GiB, compressed or not.
-A body is stored compressed only when that saves at least 5 %. Most time is lost on bodies that do not compress, so a large body is
-probed on a sample first, and after each failure a growing number of bodies is stored as it is without looking.
+- the header has its own checksum over magic, version and lengths; a length is used only when that checksum is right;
+- every later version keeps the positions of magic, version and header checksum, so that a newer format is not mistaken
+  for damage;
+- a frame and its body start at multiples of 8, so that Arrow buffers in the body are aligned.
+Limit: a body has at most 1 GiB, compressed or not.
+A body is stored compressed only when that saves at least 5 %. Trying costs time, so a large body is first tried on a
+sample, and after each failure twice as many bodies as before are stored without a try.
 """
 
 import struct
@@ -34,17 +35,17 @@ VERSION = 1
 ALIGNMENT = 8
 MAX_BODY_BYTES = 1 << 30
 JOINED_BYTES = 4096
-"""Smaller bodies are copied into one piece: cheaper than handling their parts."""
+"""Smaller bodies are copied into one piece, which is faster than writing several pieces."""
 
 MORE_IN_GROUP = 1
-"""Further frames of the same append follow."""
+"""More frames of the same append follow."""
 CONTINUES_GROUP = 2
 """The frame before this one belongs to the same append."""
 ZSTD = 4
 """The body is compressed."""
 
 AFTER_SYNC = 8
-"""Everything before this frame had been synced when it was written: if some of that cannot be read, it is damage, not a torn tail."""
+"""All earlier frames were synced when this one was written: one that cannot be read is damage, not a torn tail."""
 
 HEADER = struct.Struct("<4sBBHIIIIIQQQqqI")
 HEADER_BYTES = HEADER.size
@@ -53,15 +54,15 @@ _COVERED = struct.Struct("<4sBBHIIIIIQQQqq")
 _TYPES = {int(kind): kind for kind in FrameType}
 _KNOWN_FLAGS = MORE_IN_GROUP | CONTINUES_GROUP | ZSTD | AFTER_SYNC
 _RESIDUE = 0x48674BC7
-"""CRC-32C of any bytes followed by their own CRC-32C: body and checksum are verified in one pass, without cutting them apart."""
+"""CRC-32C of any bytes followed by their own CRC-32C; so body and checksum are verified in one pass."""
 
 
 class DamagedFrame(Exception):
-    """These bytes are not a whole frame. Never leaves this package: it becomes a Gap, or a torn tail."""
+    """The bytes are not a complete, undamaged frame. Code of this package turns it into a Gap or a torn tail."""
 
 
 class FrameHeader(NamedTuple):
-    """A frame's header, its checksum verified."""
+    """A frame's header; its checksum was right."""
 
     magic: bytes
     version: int
@@ -81,13 +82,13 @@ class FrameHeader(NamedTuple):
 
 
 def frame_bytes(stored_bytes: int) -> int:
-    """Size of a whole frame whose stored body has that size."""
+    """The size of a frame with a stored body of that size."""
     size = HEADER_BYTES + stored_bytes + CHECKSUM_BYTES
     return size + -size % ALIGNMENT
 
 
 class FrameEncoder:
-    """Turns the drafts of one partition into bytes."""
+    """Encodes the drafts of one partition."""
 
     __slots__ = ("_compressor", "_incarnation", "_partition")
 
@@ -97,13 +98,15 @@ class FrameEncoder:
         self._compressor = Compressor() if compression else None
 
     def encode(self, draft: Draft, sequence: int, flags: int, vector: list[Buffer]) -> int:
-        """Add the frame's pieces to `vector` and give their total size. Nothing is added when the draft is refused."""
+        """Append the frame's pieces to `vector`, and return their size. A draft that is refused appends nothing."""
         kind, base, count, columns, elapsed, wall, parts = draft
         small = sum(map(len, parts)) < JOINED_BYTES
         body = [b"".join(parts)] if small else [part if type(part) is bytes else bytes(part) for part in parts]
-        raw_bytes = stored_bytes = len(body[0]) if small else sum(map(len, body))  # of bytes now: a view's length counts its own units
+        raw_bytes = stored_bytes = (
+            len(body[0]) if small else sum(map(len, body))
+        )  # all are bytes now; a memoryview's length may count larger units
         if raw_bytes > MAX_BODY_BYTES:
-            raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; cut it into several frames")
+            raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; split it into several frames")
         if raw_bytes >= MIN_BODY_BYTES and self._compressor is not None:
             packed = self._compressor.compress(body, raw_bytes)
             if packed is not None:
@@ -117,10 +120,10 @@ class FrameEncoder:
                 MAGIC, VERSION, kind, flags, stored_bytes, raw_bytes, count, partition, columns, incarnation, sequence, base, wall, elapsed
             )
         except struct.error as error:
-            raise InvalidRequest(f"a frame cannot hold {draft._replace(parts=())}: {error}; mend the number out of range") from error
+            raise InvalidRequest(f"a frame cannot hold {draft._replace(parts=())}: {error}; fix the number that is out of range") from error
         size = frame_bytes(stored_bytes)
         header = covered + value(covered).to_bytes(CHECKSUM_BYTES, "little")
-        tail = checksum.to_bytes(size - HEADER_BYTES - stored_bytes, "little")  # the high bytes, all zero, are the padding
+        tail = checksum.to_bytes(size - HEADER_BYTES - stored_bytes, "little")  # its zero bytes are the padding
         if stored_bytes < JOINED_BYTES:
             vector.append(b"".join((header, *body, tail)))
         else:
@@ -129,7 +132,7 @@ class FrameEncoder:
 
 
 def without_group_flags(frame: bytes) -> bytes:
-    """A whole frame's bytes, as those of a frame that was appended alone."""
+    """The bytes of a frame without the flags that join it to other frames of its append."""
     flags = int.from_bytes(frame[6:8], "little")
     if not flags & (MORE_IN_GROUP | CONTINUES_GROUP):
         return frame
@@ -139,7 +142,7 @@ def without_group_flags(frame: bytes) -> bytes:
 
 
 def parse_header(raw: bytes) -> FrameHeader:
-    """The header in these bytes, or Damaged; CorruptLog when it is whole but of a format that this version does not know."""
+    """Decode a header. DamagedFrame when it is incomplete or damaged; CorruptLog when its format is newer."""
     if len(raw) < HEADER_BYTES:
         raise DamagedFrame("the file ends inside a frame header")
     if value(raw) != _RESIDUE or not raw.startswith(MAGIC):
@@ -154,38 +157,34 @@ def parse_header(raw: bytes) -> FrameHeader:
 
 
 def unpack_body(header: FrameHeader, stored: bytes) -> Frame:
-    """The frame of a header and its stored body with checksum, or Damaged."""
+    """The frame of a header and its stored body with checksum; DamagedFrame when they do not match."""
     if len(stored) != header.stored_bytes + CHECKSUM_BYTES or value(stored) != _RESIDUE:
         raise DamagedFrame("a frame body does not match its checksum")
     body = memoryview(stored)[:-CHECKSUM_BYTES]
     if header.flags & ZSTD:
-        body = _expanded(body, header.raw_bytes)
+        raw = decompress(body, header.raw_bytes) if header.raw_bytes <= MAX_BODY_BYTES else None
+        if raw is None:
+            raise DamagedFrame(f"a compressed frame body does not expand to its {header.raw_bytes} bytes (at most {MAX_BODY_BYTES})")
+        body = memoryview(raw)
     elif header.raw_bytes != header.stored_bytes:
         raise DamagedFrame("a frame's lengths contradict each other")
     _, _, kind, _, _, _, count, _, columns, _, sequence, base, wall, elapsed, _ = header
     return Frame(_TYPES[kind], sequence, base, count, columns, elapsed, wall, body)
 
 
-def _expanded(stored: memoryview, raw_bytes: int) -> memoryview:
-    body = decompress(stored, raw_bytes) if raw_bytes <= MAX_BODY_BYTES else None
-    if body is None:
-        raise DamagedFrame(f"a compressed frame body does not expand to the {raw_bytes} bytes it should (at most {MAX_BODY_BYTES})")
-    return memoryview(body)
-
-
-# -- compression -----------------------------------------------------------------------------------
+# -- compression -------------------------------------------------------------------------------------
 
 
 MIN_BODY_BYTES = 512
-"""Smaller bodies are never tried: the header outweighs what could be saved."""
+"""Smaller bodies are never compressed: little could be saved."""
 SAMPLE_BYTES = 4096
 LEVEL = 1
 MAX_SKIPPED = 512
-"""Bodies stored without a look after repeated failures: the price of a probe is then spread over so many."""
+"""The most bodies stored without a try after repeated failures."""
 
 
 class Compressor:
-    """Compresses bodies that shrink, and learns to leave the others alone."""
+    """Compresses bodies; tries less often while bodies do not get smaller."""
 
     __slots__ = ("_failures", "_skip", "_zstd")
 
@@ -195,11 +194,12 @@ class Compressor:
         self._skip = 0
 
     def compress(self, parts: Sequence[bytes], size: int) -> bytes | None:
-        """A body of at least MIN_BODY_BYTES compressed, or None when it is to be stored as it is."""
+        """A body of at least MIN_BODY_BYTES, compressed; None when it should be stored uncompressed."""
         if self._skip:
             self._skip -= 1
             return None
-        packed = self._attempt(parts, size)
+        compressible = size <= 2 * SAMPLE_BYTES or self._pack(_sample(parts)) is not None
+        packed = self._pack(b"".join(parts)) if compressible else None
         if packed is None:
             self._failures += 1
             self._skip = min(1 << self._failures, MAX_SKIPPED)
@@ -207,25 +207,20 @@ class Compressor:
             self._failures = 0
         return packed
 
-    def _attempt(self, parts: Sequence[bytes], size: int) -> bytes | None:
-        if size > 2 * SAMPLE_BYTES and self._pack(_sample(parts)) is None:
-            return None
-        return self._pack(b"".join(parts))
-
     def _pack(self, data: bytes) -> bytes | None:
         packed = self._zstd.compress(data, self._zstd.FLUSH_FRAME)
         return packed if len(packed) * 20 <= len(data) * 19 else None
 
 
 def _sample(parts: Sequence[bytes]) -> bytes:
-    """From the middle of the longest part: the payloads, not the columns of small numbers, which always compress."""
+    """Bytes from the middle of the longest part: usually payloads. Columns of small numbers always compress well."""
     longest = max(parts, key=len)
     start = max(0, (len(longest) - SAMPLE_BYTES) // 2)
     return longest[start : start + SAMPLE_BYTES]
 
 
 def decompress(stored: memoryview, size: int) -> bytes | None:
-    """The `size` bytes that were compressed, or None when they are not exactly that many: never more than `size` + 1 are made."""
+    """Decompress to `size` bytes; None when that fails or the size differs. Makes at most `size` + 1 bytes."""
     unpacker = zstd.ZstdDecompressor()
     try:
         body = unpacker.decompress(stored, max_length=size + 1)
@@ -234,14 +229,14 @@ def decompress(stored: memoryview, size: int) -> bytes | None:
     return body if unpacker.eof and len(body) == size and not unpacker.unused_data else None
 
 
-# -- frames that stand for others ------------------------------------------------------------------
+# -- frames that replace missing ones ----------------------------------------------------------------
 
 
 DROPPED = "retention dropped it"
 
 
 class _Lost(msgspec.Struct, array_like=True):
-    """The body of a GAP frame: the fields of a Gap without its place, which is the frame's own."""
+    """The body of a GAP frame: a Gap without `where`, which is the frame's own position."""
 
     first_sequence: int
     last_sequence: int
@@ -255,18 +250,18 @@ _decoder = msgspec.msgpack.Decoder(_Lost)
 
 
 def skip_draft(base: int, then: Moment) -> Draft:
-    """Says that what is not there, up to the frame's sequence and to the item before `base`, was removed on purpose."""
+    """A SKIP frame: missing frames up to its sequence, and missing items below `base`, were removed on purpose."""
     return Draft(FrameType.SKIP, base, 0, 0, then.elapsed, then.wall, ())
 
 
 def gap_draft(lost: Gap, then: Moment) -> Draft:
-    """Stands where frames were lost; to be written with the sequence of the last of them."""
+    """A GAP frame in place of lost frames; write it with the sequence of the last lost frame."""
     body = _encoder.encode(_Lost(lost.first_sequence, lost.last_sequence, lost.start, lost.stop, lost.why))
     return Draft(FrameType.GAP, lost.stop, 1, 0, then.elapsed, then.wall, [body])
 
 
 def decode_gap(frame: Frame, where: str) -> Gap:
-    """What a GAP frame tells."""
+    """The Gap of a GAP frame; CorruptLog when the body cannot be decoded."""
     try:
         body = _decoder.decode(frame.body)
     except msgspec.MsgspecError as error:
@@ -275,5 +270,5 @@ def decode_gap(frame: Frame, where: str) -> Gap:
 
 
 def dropped_gap(first_sequence: int, base: int, where: str) -> Gap:
-    """Everything before the oldest segment that is left."""
+    """The Gap for everything that retention deleted before the oldest segment."""
     return Gap(1, first_sequence - 1, 0, base, where, DROPPED)

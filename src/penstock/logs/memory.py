@@ -1,16 +1,17 @@
-"""A store in memory: the contracts of api.py and store.py with nothing beneath them.
+"""A store in memory, for "memory://" brokers and tests.
 
-Owns: `MemoryStore`, `MemoryLog` and `MemoryInbox`. What a log keeps lives in a plain list that may be handed to a second log, which then
-finds what the first one wrote: that is how tests and "memory://" brokers reopen one. It ends with the process, so every `append` is as
-durable as it will ever be and `sync` only draws the line that `reset` goes back to.
-A Base begins a segment, as in files; a segment that was rewritten begins with one SKIP, which stands for all that was removed.
+Owns: `MemoryStore`, `MemoryLog` and `MemoryInbox`, which implement log.py and store.py.
+A log keeps its frames in a list. A second MemoryLog with the same list reads what the first one wrote; that is how a
+log is reopened. Nothing outlives the process; `sync` only sets the position to which `reset` goes back.
+A Base begins a segment, as in files. A rewritten segment begins with one SKIP frame, which stands for all removed
+frames.
 The inbox may be used from several threads.
 """
 
 import io
 import threading
 from bisect import bisect_left, bisect_right
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Container, Iterator, Sequence
 from typing import BinaryIO, ClassVar, TypeAlias
 
@@ -37,7 +38,7 @@ _BEGINS_A_SEGMENT = (FrameType.BASE, FrameType.SKIP)
 
 
 class MemoryLog:
-    """One partition's frames, in a list."""
+    """A log whose frames are in a list."""
 
     durability: Durability = "fsync"
     waits_for_disk = False
@@ -47,16 +48,20 @@ class MemoryLog:
         self.incarnation = incarnation
         self.partition = partition
         self.kept: list[Frame] = [] if kept is None else kept
-        """Every frame retained, oldest first."""
+        """All frames, oldest first."""
         self.findings: list[str] = []
         self._synced = len(self.kept)
         self._sequence = 0
         self._offset = 0
-        self._cuts: list[int] = []  # where in `kept` each segment begins
-        self._facts: list[SegmentFacts] = []  # of the segments but the newest
+        self._segment_starts: list[int] = []
+        """The index in `kept` of the first frame of each segment."""
+        self._facts: list[SegmentFacts] = []
+        """The facts of all segments except the newest."""
         self._segment_bytes = 0
-        self._starts: list[int] = []  # of the DATA frames: first offset, and beside it the frame's place in `kept`
-        self._places: list[int] = []
+        self._data_offsets: list[int] = []
+        """The first offset of each DATA frame."""
+        self._data_indexes: list[int] = []
+        """The index in `kept` of each DATA frame."""
         self._recovered = False
         self._closed = False
 
@@ -70,7 +75,7 @@ class MemoryLog:
 
     @property
     def first_offset(self) -> int:
-        self._ready()
+        self._check_ready()
         return self._oldest().base_offset
 
     @property
@@ -84,46 +89,46 @@ class MemoryLog:
     # -- writing -------------------------------------------------------------------------------------
 
     def append(self, drafts: Sequence[Draft]) -> int:
-        self._ready()
+        self._check_ready()
         frames = [_framed(draft, self._sequence + number) for number, draft in enumerate(drafts, 1)]
         for frame in frames:
-            self._note(frame, len(self.kept))
+            self._add_to_index(frame, len(self.kept))
             self.kept.append(frame)
         return sum(len(frame.body) for frame in frames)
 
     def sync(self) -> None:
-        self._ready()
+        self._check_ready()
         self._synced = len(self.kept)
 
     def force_sync(self) -> None:
         self.sync()
 
     def publish(self) -> None:
-        """Nobody else reads it."""
-        self._ready()
+        """No other process reads it."""
+        self._check_ready()
 
     def rotate(self, base: Draft) -> None:
         self.append([base])
         self.sync()
 
     def write_summary(self, body: bytes) -> None:
-        """It is opened quickly, whatever it holds."""
+        """Not needed: opening a log in memory is fast."""
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
-        """Nothing outlives this log that a checkpoint could speed up."""
-        self._ready()
+        """Not needed: opening a log in memory is fast."""
+        self._check_ready()
 
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
-        self._ready()
+        self._check_ready()
         found: list[Frame | Gap] = []
         oldest = self._oldest()
         if start < min(stop, oldest.base_offset):
             found.append(dropped_gap(oldest.first_sequence, oldest.base_offset, "memory"))
-        first = max(0, bisect_right(self._starts, start) - 1)
-        last = bisect_left(self._starts, stop) if start < stop else first
-        frames = [self.kept[place] for place in self._places[first:last]]
+        first = max(0, bisect_right(self._data_offsets, start) - 1)
+        last = bisect_left(self._data_offsets, stop) if start < stop else first
+        frames = [self.kept[index] for index in self._data_indexes[first:last]]
         for frame in frames:
             if frame.base_offset + frame.count > start:
                 found.append(frame)
@@ -133,40 +138,40 @@ class MemoryLog:
         return found
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
-        self._ready()
+        self._check_ready()
         oldest = self.segments()[0]
         if 0 < after < oldest.first_sequence - 1:
             yield Gap(after + 1, oldest.first_sequence - 1, oldest.base_offset, oldest.base_offset, "memory", DROPPED)
         yield from [frame for frame in self.kept if frame.type is not FrameType.SKIP and frame.sequence > after]
 
     def offset_at(self, wall: int) -> int:
-        self._ready()
-        frames = (self.kept[place] for place in self._places)
+        self._check_ready()
+        frames = (self.kept[index] for index in self._data_indexes)
         return next((frame.base_offset for frame in frames if frame.wall >= wall), self._offset)
 
-    # -- letting go of what is old -------------------------------------------------------------------
+    # -- segments and retention ----------------------------------------------------------------------
 
     def segments(self) -> list[SegmentFacts]:
-        self._ready()
+        self._check_ready()
         return [*self._facts, self._newest_facts()]
 
     def readable_range(self) -> LogRange:
         facts = self.segments()
-        whole_from = next((segment.first_sequence for segment in facts if not segment.rewritten), 1)
-        return LogRange(facts[0].base_offset, self._offset, self._sequence, whole_from, [segment.first_sequence for segment in facts])
+        intact_from = next(segment.first_sequence for segment in facts if not segment.rewritten)  # the newest never is
+        return LogRange(facts[0].base_offset, self._offset, self._sequence, intact_from, [segment.first_sequence for segment in facts])
 
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments())
 
     def newest(self) -> SegmentFacts:
-        self._ready()
+        self._check_ready()
         return self._newest_facts()
 
     def drop(self, count: int) -> int:
         self.sync()
         facts = self.segments()
         if count:
-            _refuse_unless(0 < count < len(facts), f"{count} of {len(facts)} segments cannot go")
+            _refuse_unless(0 < count < len(facts), f"{count} of {len(facts)} segments cannot be removed")
             self._replace(0, count, [])
         return sum(segment.size_bytes for segment in facts[:count])
 
@@ -175,7 +180,7 @@ class MemoryLog:
         facts = self.segments()
         _refuse_unless(0 <= first <= last < len(facts) - 2, f"segments {first} to {last} of {len(facts)} cannot be rewritten")
         wanted = RunSet(keep)
-        old = self.kept[self._cuts[first] : self._cuts[last + 1]]
+        old = self.kept[self._segment_starts[first] : self._segment_starts[last + 1]]
         drafts = [(trim_frame(frame, wanted), frame.sequence) for frame in old if frame.type is FrameType.DATA]
         skip = Frame(
             FrameType.SKIP, facts[first].first_sequence, facts[first].base_offset, 0, 0, old[0].elapsed, old[0].wall, memoryview(b"")
@@ -187,17 +192,17 @@ class MemoryLog:
     # -- opening and closing -------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Frame | Gap]:
-        self._open()
-        self._learn()
+        self._check_open()
+        self._rebuild_index()
         yield from self.kept[self._latest_base() :]
         self._recovered = True
 
     def free_bytes(self) -> int:
-        """Nobody can say; the process would be stopped long before."""
+        """Practically unlimited; the memory that is left is not known."""
         return 1 << 62
 
     def reset(self) -> None:
-        self._open()
+        self._check_open()
         del self.kept[self._synced :]
         self._recovered = False
 
@@ -207,65 +212,64 @@ class MemoryLog:
     def __repr__(self) -> str:
         return f"MemoryLog(partition={self.partition}, frames={len(self.kept)}, synced={self._synced})"
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosed(f"the log of partition {self.partition} is closed; open it again")
 
-    def _ready(self) -> None:
-        self._open()
+    def _check_ready(self) -> None:
+        self._check_open()
         if not self._recovered:
             raise InvalidRequest(f"the log of partition {self.partition} is not recovered; exhaust recover() first")
 
     def _latest_base(self) -> int:
-        for place in range(len(self.kept) - 1, -1, -1):
-            if self.kept[place].type is FrameType.BASE:
-                return place
+        """The index in `kept` of the latest Base; 0 when there is none."""
+        for index in range(len(self.kept) - 1, -1, -1):
+            if self.kept[index].type is FrameType.BASE:
+                return index
         return 0
 
     def _replace(self, first: int, stop: int, frames: Sequence[Frame]) -> None:
-        """Put frames in the place of whole segments."""
-        edges = self._cuts[first], self._cuts[stop]
-        self.kept[slice(*edges)] = frames
-        self._synced += len(frames) - (edges[1] - edges[0])
-        self._learn()
+        """Replace the segments [first, stop) by some frames."""
+        start, end = self._segment_starts[first], self._segment_starts[stop]
+        self.kept[start:end] = frames
+        self._synced += len(frames) - (end - start)
+        self._rebuild_index()
 
-    def _learn(self) -> None:
-        """Take up everything anew."""
-        for column in (self._cuts, self._facts, self._starts, self._places):
+    def _rebuild_index(self) -> None:
+        for column in (self._segment_starts, self._facts, self._data_offsets, self._data_indexes):
             column.clear()
         self._segment_bytes = self._sequence = self._offset = 0
-        for place, frame in enumerate(self.kept):
-            self._note(frame, place)
+        for index, frame in enumerate(self.kept):
+            self._add_to_index(frame, index)
 
-    def _note(self, frame: Frame, place: int) -> None:
-        """Take up a frame that stands, or is about to stand, at a place."""
+    def _add_to_index(self, frame: Frame, index: int) -> None:
+        """Add a frame at an index of `kept` (or one that will be appended there) to the positions and facts."""
         kind = frame.type
-        if not place or kind in _BEGINS_A_SEGMENT:
-            self._begin(place)
+        if not index or kind in _BEGINS_A_SEGMENT:
+            self._begin_segment(index)
         self._segment_bytes += len(frame.body)
         self._sequence = frame.sequence
         if kind is FrameType.DATA:
-            self._starts.append(frame.base_offset)
-            self._places.append(place)
+            self._data_offsets.append(frame.base_offset)
+            self._data_indexes.append(index)
             self._offset = frame.base_offset + frame.count
         elif frame.base_offset > self._offset:
             self._offset = frame.base_offset
 
-    def _begin(self, place: int) -> None:
-        """Begin a segment there."""
-        if self._cuts:
-            last = self.kept[place - 1]
+    def _begin_segment(self, index: int) -> None:
+        if self._segment_starts:
+            last = self.kept[index - 1]
             self._facts.append(self._newest_facts()._replace(last_wall=last.wall))
-        self._cuts.append(place)
+        self._segment_starts.append(index)
         self._segment_bytes = 0
 
     def _oldest(self) -> SegmentFacts:
         return self._facts[0] if self._facts else self._newest_facts()
 
     def _newest_facts(self) -> SegmentFacts:
-        if not self._cuts:
+        if not self._segment_starts:
             return SegmentFacts(0, 1, 0, 0, 0)
-        first, last = self.kept[self._cuts[-1]], self.kept[-1]
+        first, last = self.kept[self._segment_starts[-1]], self.kept[-1]
         base = first.base_offset if first.sequence > 1 else 0
         return SegmentFacts(base, first.sequence, self._segment_bytes, first.wall, last.wall, first.type is FrameType.SKIP, first.elapsed)
 
@@ -274,39 +278,42 @@ class MemoryLog:
 
 
 class MemoryStore:
-    """Logs that end with the process, and not before: they may be opened again."""
+    """Logs in memory. A log that was closed can be opened again until the process ends."""
 
     name = "memory"
 
     def __init__(self) -> None:
         self.inbox = MemoryInbox()
-        self._kept: dict[tuple[int, int], list[Frame]] = defaultdict(list)
-        syncs = DiskThreads(lambda incarnation, partition: self.name)
-        self.commit, self.run_job, self.close = syncs.commit, syncs.run_job, syncs.close
+        self._kept: dict[tuple[int, int], list[Frame]] = {}
+        self.disk = DiskThreads(lambda incarnation, partition: self.name)
+        self.close = self.disk.close
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
-        return MemoryLog(incarnation, partition, self._kept[incarnation, partition])
+        return MemoryLog(incarnation, partition, self._kept.setdefault((incarnation, partition), []))
 
     def create_logs(self, incarnation: int, *partitions: int) -> None:
-        """A list is made when it is asked for."""
+        """Not needed: `log` makes the list."""
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
-        """A log in memory is opened as quickly as anything could be looked up."""
-        return None if self._kept[incarnation, partition] else b""
+        """There are no summaries: opening a log in memory is fast."""
+        return None if self._kept.get((incarnation, partition)) else b""
 
     def reader(self, incarnation: int, partition: int) -> ReadableLog:
-        """As it is now."""
-        log = MemoryLog(incarnation, partition, list(self._kept[incarnation, partition]))
+        """A copy of the log as it is now."""
+        log = MemoryLog(incarnation, partition, list(self._kept.get((incarnation, partition), ())))
         deque(log.recover(), maxlen=0)
         return log
 
     def remove_logs(self, incarnation: int) -> None:
-        for owner in [owner for owner in self._kept if owner[0] == incarnation]:
-            del self._kept[owner]
+        for log_id in list(self._kept):  # a copy: other threads open logs meanwhile
+            if log_id[0] == incarnation:
+                del self._kept[log_id]
 
 
-Place: TypeAlias = tuple[int, str]
+EntryId: TypeAlias = tuple[int, str]
 """An incarnation and a name."""
+StagedFiles: TypeAlias = dict[str, "bytes | list[Frame]"]
+"""The parts of a write (lists of frames) and their sidecars (bytes), by name."""
 
 
 class MemoryInbox:
@@ -315,15 +322,16 @@ class MemoryInbox:
     shared: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.staged: dict[str, dict[str, bytes | list[Frame]]] = {}
-        """Of each write under way its parts and, as bytes, their sidecars."""
-        self._drops: dict[Place, tuple[WriteManifest, dict[str, bytes | list[Frame]]]] = {}
-        self._errands: dict[Place, bytes] = {}
-        self._notes: dict[Place, bytes] = {}
-        self._sweeps: SweepCounter[Place] = SweepCounter()
+        self.staged: dict[str, StagedFiles] = {}
+        """The writes that are not published yet, by name."""
+        self._writes: dict[EntryId, tuple[WriteManifest, StagedFiles]] = {}
+        """The published writes."""
+        self._operations: dict[EntryId, bytes] = {}
+        self._blobs: dict[EntryId, bytes] = {}
+        self._sweeps: SweepCounter[EntryId] = SweepCounter()
         self._lock = threading.Lock()
 
-    # -- for those who do not own it -----------------------------------------------------------------
+    # -- for processes that do not own the broker ----------------------------------------------------
 
     def begin_write(self, write: str) -> None:
         self.staged.setdefault(check_file_name(write), {})
@@ -341,14 +349,14 @@ class MemoryInbox:
 
     def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
         manifest = publishable_manifest(write, manifest)
-        place = incarnation, published_write_name(manifest.source, manifest.number)
+        entry = incarnation, published_write_name(manifest.source, manifest.number)
         with self._lock:
             parts = self.staged.pop(check_file_name(write), {})
-            if place in self._drops:
+            if entry in self._writes:
                 return False
             refuse_missing(write, manifest, parts)
             named = {part.name for part in manifest.parts}
-            self._drops[place] = manifest, {name: part for name, part in parts.items() if name in named}
+            self._writes[entry] = manifest, {name: part for name, part in parts.items() if name in named}
         return True
 
     def abandon(self, write: str) -> None:
@@ -360,81 +368,81 @@ class MemoryInbox:
                 del self.staged[write]
 
     def is_pending(self, incarnation: int, source: str, number: int) -> bool:
-        return (incarnation, published_write_name(source, number)) in self._drops
+        return (incarnation, published_write_name(source, number)) in self._writes
 
     def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
-            self._errands[incarnation, check_file_name(name)] = body
+            self._operations[incarnation, check_file_name(name)] = body
 
     def withdraw_operation(self, incarnation: int, name: str) -> None:
-        self._errands.pop((incarnation, name), None)
+        self._operations.pop((incarnation, name), None)
 
     def has_owner(self) -> bool:
-        """It ends with its owner."""
+        """Always: the inbox is in the memory of the owner."""
         return True
 
     # -- for the owner -------------------------------------------------------------------------------
 
     def waiting(self) -> list[InboxEntry]:
         with self._lock:
-            errands = [InboxEntry(*place, f"{place[0]:016x}-{place[1]}.errand", True) for place in sorted(self._errands)]
-            return errands + [InboxEntry(*place, f"{place[0]:016x}-{place[1]}.drop", False) for place in sorted(self._drops)]
+            operations = [InboxEntry(*entry, f"{entry[0]:016x}-{entry[1]}.errand", True) for entry in sorted(self._operations)]
+            return operations + [InboxEntry(*entry, f"{entry[0]:016x}-{entry[1]}.drop", False) for entry in sorted(self._writes)]
 
-    def manifest(self, drop: InboxEntry) -> WriteManifest:
-        return self._drop(drop)[0]
+    def manifest(self, entry: InboxEntry) -> WriteManifest:
+        return self._write(entry)[0]
 
-    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
-        found = self._drop(drop)[1].get(check_file_name(part.name))
+    def frames(self, entry: InboxEntry, part: StagedPart) -> Iterator[Frame]:
+        found = self._write(entry)[1].get(check_file_name(part.name))
         if not isinstance(found, list):
-            raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; write it again")
+            raise CorruptLog(f"the published write {entry.label} lacks its part {part.name}; write it again")
         return iter(found)
 
-    def operation(self, errand: InboxEntry) -> bytes | None:
-        return self._errands.get((errand.incarnation, errand.name))
+    def operation(self, entry: InboxEntry) -> bytes | None:
+        return self._operations.get((entry.incarnation, entry.name))
 
-    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
-        place = one.incarnation, one.name
+    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
+        key = entry.incarnation, entry.name
         with self._lock:
-            if not one.is_operation:
-                self._drops.pop(place, None)
-            elif body is None or self._errands.get(place) == body:
-                self._errands.pop(place, None)
+            if not entry.is_operation:
+                self._writes.pop(key, None)
+            elif body is None or self._operations.get(key) == body:
+                self._operations.pop(key, None)
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
         with self._lock:
             for write in [write for write in self.staged if 0 < leading_number(write) < started_before]:
                 del self.staged[write]
-            for place in [place for place in self._notes if place[0] not in queues]:
-                del self._notes[place]
-            for place in self._sweeps.overdue({place: kept_sweeps(place[1]) for place in self._notes}):
-                del self._notes[place]
+            for entry in [entry for entry in self._blobs if entry[0] not in queues]:
+                del self._blobs[entry]
+            for entry in self._sweeps.overdue({entry: kept_sweeps(entry[1]) for entry in self._blobs}):
+                del self._blobs[entry]
 
-    # -- notes ---------------------------------------------------------------------------------------
+    # -- blobs ---------------------------------------------------------------------------------------
 
     def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
         with self._lock:
-            self._notes[incarnation, check_file_name(name)] = body
+            self._blobs[incarnation, check_file_name(name)] = body
 
     def blob(self, incarnation: int, name: str) -> bytes | None:
-        return self._notes.get((incarnation, name))
+        return self._blobs.get((incarnation, name))
 
     def blob_names(self, incarnation: int, prefix: str) -> list[str]:
         with self._lock:
-            return sorted(name for owner, name in self._notes if owner == incarnation and name.startswith(prefix))
+            return sorted(name for owner, name in self._blobs if owner == incarnation and name.startswith(prefix))
 
     def remove_blob(self, incarnation: int, name: str) -> None:
         with self._lock:
-            self._notes.pop((incarnation, name), None)
+            self._blobs.pop((incarnation, name), None)
 
-    def _drop(self, drop: InboxEntry) -> tuple[WriteManifest, dict[str, bytes | list[Frame]]]:
-        found = self._drops.get((drop.incarnation, drop.name))
+    def _write(self, entry: InboxEntry) -> tuple[WriteManifest, StagedFiles]:
+        found = self._writes.get((entry.incarnation, entry.name))
         if found is None:
-            raise CorruptLog(f"the drop {drop.label} is not in the inbox; write it again")
+            raise CorruptLog(f"the published write {entry.label} is not in the inbox; write it again")
         return found
 
 
 class MemoryPart:
-    """A part of a write, to be written, then read."""
+    """The writer and reader of a part."""
 
     def __init__(self, inbox: MemoryInbox, write: str, name: str, make: bool) -> None:
         self.name = name
@@ -452,7 +460,7 @@ class MemoryPart:
 
     def add(self, draft: Draft, partition: int = 0) -> int:
         if draft.type is not FrameType.DATA or draft.base_offset:
-            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
+            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that ArrowBatch.draft made")
         self.begin()
         self._frames.append(_framed(draft, len(self._frames) + 1))
         return len(self._frames) - 1
@@ -474,20 +482,19 @@ class MemoryPart:
         return found[position]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing is open."""
 
 
 class _Sidecar(io.BytesIO):
-    """Bytes that are kept when they are closed."""
+    """A file whose bytes are stored when it is closed."""
 
-    def __init__(self, kept: dict[str, bytes | list[Frame]], name: str) -> None:
+    def __init__(self, staged: StagedFiles, name: str) -> None:
         super().__init__()
-        self._place = kept, name
+        self._staged, self._name = staged, name
 
     def close(self) -> None:
         if not self.closed:
-            kept, name = self._place
-            kept[name] = self.getvalue()
+            self._staged[self._name] = self.getvalue()
         super().close()
 
 
@@ -495,7 +502,7 @@ def _sidecar(part: str) -> str:
     return f"{part}.order"
 
 
-# -- steps -------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------
 
 
 def _framed(draft: Draft, sequence: int) -> Frame:
@@ -505,4 +512,4 @@ def _framed(draft: Draft, sequence: int) -> Frame:
 
 def _refuse_unless(fine: bool, wrong: str) -> None:
     if not fine:
-        raise InvalidRequest(f"{wrong}, the newest must stay; give lower numbers")
+        raise InvalidRequest(f"{wrong}, the newest must remain; give lower numbers")

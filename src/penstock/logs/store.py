@@ -1,17 +1,19 @@
-"""What a store is: where a broker keeps its logs and its inbox. The contract every store keeps.
+"""The interface of a store, which holds the logs and the inbox of a broker.
 
-Owns: `Store` (for the one process that owns it), `ReadStore` (for those that only read it), `Inbox` (for both), and what an inbox holds:
-`InboxEntry`, `WriteManifest`, `StagedPart`. A store joins by these two classes and a line in backends.py; whether it conforms is tested in
-`tests/logs/test_stores.py`.
+Owns: `Store` (for the process that owns the broker), `ReadStore` (for processes that only read), `Inbox` (for both) and
+its part `Staging`, and what an inbox holds: `InboxEntry`, `WriteManifest`, `StagedPart`. A new kind of store implements
+`Store` and `ReadStore` and gets a line in backends.py; tests/logs/test_stores.py tests every kind.
 
-The inbox is how processes that do not own a broker hand something to the one that does.
-- A drop: items to be adopted by a queue. Tasks stage parts of a write; `publish` makes a drop of them, all or nothing. A drop is known by
-  its queue, source and number, and is in the inbox once. Which drop was adopted before is for the owner to know (broker/inbox.py).
-- An errand: a request to the owner, as bytes under a name. A second one of the same name replaces the first while that one waits.
-- A note: bytes under a name, kept for as long as their queue, until they are removed or swept. The answer to an errand is the note of its
-  name; the grants of consuming streams are notes.
-Everything in an inbox is whole or not there, and is durable when the call that made it returns.
-Where the storage beneath fails, StorageFailed is raised.
+Through the inbox other processes hand something to the owner of the broker. It holds
+- published writes: items to be adopted by a queue. Tasks stage the parts of a write; `publish` publishes all of them or
+  none. A published write is identified by its queue, source and number, and is in the inbox at most once. The owner
+  remembers which ones it has adopted (broker/inbox.py).
+- remote operations: requests to the owner, each as bytes under a name. A new one replaces a waiting one of the same
+  name.
+- blobs: bytes under a name, kept until they are removed, or swept, or their queue is deleted. The answer to a remote
+  operation is the blob of the same name; the grants of consuming streams are blobs.
+An entry of the inbox is complete or absent, and is durable when the call that wrote it returns.
+Every method raises StorageFailed when the storage fails.
 """
 
 import os
@@ -20,16 +22,17 @@ from typing import Annotated, BinaryIO, ClassVar, Generic, NamedTuple, Protocol,
 
 import msgspec
 
-from penstock.logs.log import Committer, Draft, Durability, Frame, Log, ReadableLog
+from penstock.logs.disk_threads import DiskThreads
+from penstock.logs.log import Draft, Durability, Frame, Log, ReadableLog
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 CATALOG = 0
 """The incarnation, and the partition, of the catalog."""
-LASTING_NOTES = "grant."
-"""Notes whose names begin so are kept for LASTING_SWEEPS; others for one sweep."""
+LASTING_BLOBS = "grant."
+"""Blobs whose names begin with this are kept for LASTING_SWEEPS sweeps; others for one sweep."""
 LASTING_SWEEPS = 30
-"""So many sweeps (days) a grant is kept that nothing has become of: its stream may come back."""
+"""The number of sweeps (days) for which an unused grant is kept, in case its stream starts again."""
 MANIFEST_VERSION = 1
 MAX_NAME = 150
 _IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -37,8 +40,8 @@ _IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123
 T = TypeVar("T")
 
 
-class Store(Committer, Protocol):
-    """Logs by incarnation and partition, and an inbox, for their owner."""
+class Store(Protocol):
+    """The logs of a broker, by incarnation and partition, and its inbox; for the owner."""
 
     @property
     def name(self) -> str:
@@ -47,17 +50,19 @@ class Store(Committer, Protocol):
 
     @property
     def inbox(self) -> "Inbox": ...
+    @property
+    def disk(self) -> DiskThreads: ...
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log: ...
     def create_logs(self, incarnation: int, *partitions: int) -> None:
-        """Make the places of new logs."""
+        """Create the directories (or the like) of new logs."""
         ...
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
-        """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
+        """The summary of a closed log; b"" when it was never opened; None when only opening it gives one."""
         ...
 
     def reader(self, incarnation: int, partition: int) -> ReadableLog:
-        """A log as far as it is published, beside its owner."""
+        """The published part of a log. The log may be open for writing at the same time."""
         ...
 
     def remove_logs(self, incarnation: int) -> None:
@@ -68,7 +73,7 @@ class Store(Committer, Protocol):
 
 
 class ReadStore(Protocol):
-    """A store that is read beside its owner, or without one. It locks nothing and writes nothing but to the inbox."""
+    """A store that is read without owning it. It takes no lock, and writes only to the inbox."""
 
     @property
     def name(self) -> str:
@@ -78,11 +83,11 @@ class ReadStore(Protocol):
     @property
     def inbox(self) -> "Inbox": ...
     def reader(self, incarnation: int, partition: int) -> ReadableLog:
-        """A log as far as it is published; CorruptLog when there is none."""
+        """The published part of a log; CorruptLog when the log does not exist."""
         ...
 
     def incarnations(self) -> Collection[int]:
-        """Those that have logs here now."""
+        """The incarnations that have logs now."""
         ...
 
     def close(self) -> None: ...
@@ -92,7 +97,7 @@ class ReadStore(Protocol):
 
 
 class StagedPart(msgspec.Struct, frozen=True):
-    """What one task has staged: whole frames, of so many items."""
+    """The part of a write that one task has staged."""
 
     name: str
     frames: int
@@ -100,177 +105,184 @@ class StagedPart(msgspec.Struct, frozen=True):
 
 
 class WriteManifest(msgspec.Struct, frozen=True):
-    """What a drop holds, and what it is known by: of one source each number is adopted once, and none below one adopted before."""
+    """The parts and the identity of a published write.
+
+    Of one source each number is adopted at most once, and no number below one that was adopted.
+    """
 
     parts: list[StagedPart]
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
     version: int = MANIFEST_VERSION
     began_at: int = msgspec.field(default=0, name="began")
-    """When the write began, by the calendar (0: not known): what was written earlier is adopted earlier, as far as can be told."""
+    """The wall time at which the write began; 0 when not known. The owner adopts waiting writes in this order."""
     single_use: bool = msgspec.field(default=False, name="once")
-    """The source is this very write: nothing comes of it again."""
+    """The source is used for this write only."""
 
 
 class InboxEntry(NamedTuple):
-    """A drop or an errand that waits for the owner."""
+    """A published write or remote operation that waits for the owner."""
 
     incarnation: int
     name: str
     label: str
-    """What it is called in messages; no other that waits has the same."""
+    """Its unique name for messages."""
     is_operation: bool
 
 
 class PartWriter(Protocol):
-    """One part of a write. It is in the inbox with its first frame; of one that has none nothing is kept."""
+    """Writes one part of a write. The part is created with its first frame; a part without frames is not stored."""
 
     @property
     def name(self) -> str: ...
     def begin(self) -> None:
-        """Make its place now, before its first frame."""
+        """Create the part now, before its first frame."""
         ...
 
     def add(self, draft: Draft, partition: int = 0) -> int:
-        """Append a DATA frame of base 0, and say where it begins (for `PartReader.at`).
+        """Append a DATA frame of base offset 0, and return its position (for `PartReader.at`).
 
-        partition: where all its items belong by the slot map of the time of writing, or 0.
+        partition: the partition of all its items by the slot map at the time of writing, or 0.
         """
         ...
 
     def sidecar(self) -> BinaryIO:
-        """A file beside the part for what its writer wants to note, to be written and closed. It goes when the write is published."""
+        """A file beside the part for data of its writer, to be written and closed. `publish` removes it."""
         ...
 
     def finish(self) -> StagedPart:
-        """Make it durable."""
+        """Make the part durable."""
         ...
 
     def discard(self) -> None:
-        """Remove it, whatever is in it, and its sidecar."""
+        """Remove the part and its sidecar."""
         ...
 
 
 class PartReader(Protocol):
-    """A finished part that is read by who stages; CorruptLog for what is not as it was written. Close it."""
+    """Reads a finished part of a write that is not published yet; CorruptLog when it is damaged. Close it."""
 
     def at(self, position: int, sequence: int) -> Frame:
-        """The frame that begins there, which is that one in the row (1, 2, …)."""
+        """The frame at a position; `sequence` is its number in the part (1, 2, …), which is checked."""
         ...
 
     def close(self) -> None: ...
 
 
-class Inbox(Protocol):
-    """The inbox of one broker."""
-
-    shared: ClassVar[bool]
-    """Whether other processes reach it."""
-
-    # For those who do not own the broker.
+class Staging(Protocol):
+    """The part of an inbox that stages bulk writes. It is sent to their tasks, so it keeps no file open."""
 
     def begin_write(self, write: str) -> None:
-        """Make the place of a write (see `write_name`), to be filled by its tasks. Fine when it is there."""
+        """Create the directory (or the like) of a write, named by `write_name`. No error when it exists."""
         ...
 
     def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> PartWriter:
-        """A part of a write, to be written. make: make the place of the write, where it is missing; else that is StorageFailed."""
+        """A writer for a part. make: begin the write when it was not begun; otherwise that is StorageFailed."""
         ...
 
     def part_reader(self, write: str, name: str, incarnation: int) -> PartReader:
-        """A part of a write that is not published yet."""
+        """A reader for a part of a write that is not published yet."""
         ...
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
-        """What was noted beside a part of a write that is not published yet, to be read and closed."""
-        ...
-
-    def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
-        """Hand a write over, all parts that the manifest names at once; what else was staged is removed.
-
-        False when the same drop is in the inbox already: then this one is removed. OutcomeUnknown when it is there, perhaps not durably.
-        """
+        """The sidecar of a part of a write that is not published yet, to be read and closed."""
         ...
 
     def abandon(self, write: str) -> None:
-        """Remove a write that is not to be, with whatever was staged."""
+        """Remove a write that will not be published, with all its parts."""
         ...
 
     def abandon_empty(self, write: str) -> None:
-        """Remove the place of a write if nothing is staged in it. Does not fail."""
+        """Remove a write if it has no parts. Does not fail."""
+        ...
+
+
+class Inbox(Staging, Protocol):
+    """The inbox of one broker."""
+
+    shared: ClassVar[bool]
+    """Whether other processes can reach it."""
+
+    # For processes that do not own the broker.
+
+    def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
+        """Publish all parts that the manifest names, at once; other staged parts are removed.
+
+        False when the same write is in the inbox already; this one is then removed. OutcomeUnknown when it was
+        published but may not be durable.
+        """
         ...
 
     def is_pending(self, incarnation: int, source: str, number: int) -> bool:
-        """Whether a drop was published and is not adopted yet."""
+        """Whether a write was published and is not adopted yet."""
         ...
 
     def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
-        """Put an errand for the owner; one of the same name is replaced."""
+        """Leave a remote operation for the owner; it replaces a waiting one of the same name."""
         ...
 
     def withdraw_operation(self, incarnation: int, name: str) -> None:
-        """Take an errand back, if the owner has not done it yet."""
+        """Remove a remote operation if it still waits."""
         ...
 
     def has_owner(self) -> bool:
-        """Whether some process has the broker open, as far as can be told."""
+        """Whether a process has the broker open; a guess when that cannot be found out."""
         ...
 
     # For the owner.
 
     def waiting(self) -> list[InboxEntry]:
-        """Everything there is to do; errands before drops."""
+        """All waiting entries; remote operations before published writes."""
         ...
 
-    def manifest(self, drop: InboxEntry) -> WriteManifest:
-        """What a drop says of itself; CorruptLog when that is not as it was published."""
+    def manifest(self, entry: InboxEntry) -> WriteManifest:
+        """The manifest of a published write; CorruptLog when it is damaged or missing."""
         ...
 
-    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
-        """The frames of a part of a drop, in order; CorruptLog as soon as it shows not to be what was staged."""
+    def frames(self, entry: InboxEntry, part: StagedPart) -> Iterator[Frame]:
+        """The frames of a part of a published write; CorruptLog at the first frame that is not as it was staged."""
         ...
 
-    def operation(self, errand: InboxEntry) -> bytes | None:
-        """What an errand says; None when it was taken back."""
+    def operation(self, entry: InboxEntry) -> bytes | None:
+        """The bytes of a remote operation; None when it was withdrawn."""
         ...
 
-    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
-        """Take a drop or an errand out, at one stroke. An errand only if this is what it says: another may have been put in its place,
-        and waits on."""
+    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
+        """Remove an entry, all of it at once. body: keep a remote operation that has other bytes: it is a newer one."""
         ...
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
-        """Remove what is left over: writes that began before a wall time and were not published; notes about queues that are no more; and
-        notes that were there already at the sweep before (LASTING_NOTES: so many sweeps before)."""
+        """Remove writes that began before a wall time and are not published, blobs of queues not in `queues`, and
+        blobs that were present at the previous sweep (LASTING_BLOBS: at LASTING_SWEEPS sweeps)."""
         ...
 
-    # Notes, for both.
+    # Blobs, for all processes.
 
     def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
-        """Keep a note; one of the same name is replaced."""
+        """Store a blob; it replaces one of the same name."""
         ...
 
     def blob(self, incarnation: int, name: str) -> bytes | None: ...
     def blob_names(self, incarnation: int, prefix: str) -> list[str]:
-        """The names of notes that begin so."""
+        """The names of the blobs whose names begin with `prefix`."""
         ...
 
     def remove_blob(self, incarnation: int, name: str) -> None:
-        """Fine when there is none."""
+        """No error when it does not exist."""
         ...
 
 
-# -- what the inboxes of all stores have in common -----------------------------------------------------
+# -- shared by the inboxes of all stores -------------------------------------------------------------
 
 
 class SweepCounter(Generic[T]):
-    """Counts for how many sweeps a thing has been there."""
+    """Counts at how many sweeps each thing was present."""
 
     def __init__(self) -> None:
         self._counts: dict[T, int] = {}
 
     def overdue(self, present: Mapping[T, int]) -> list[T]:
-        """One more sweep: which of the things present have been there for as many sweeps as they are kept."""
+        """Count a sweep. `present`: for how many sweeps each thing is kept. Returns the things to be removed."""
         self._counts = {thing: self._counts.get(thing, -1) + 1 for thing in present}
         found = [thing for thing, sweeps in self._counts.items() if sweeps >= present[thing]]
         for thing in found:
@@ -278,18 +290,18 @@ class SweepCounter(Generic[T]):
         return found
 
 
-def kept_sweeps(note: str) -> int:
-    """For how many sweeps a note of that name is kept."""
-    return LASTING_SWEEPS if note.startswith(LASTING_NOTES) else 1
+def kept_sweeps(name: str) -> int:
+    """For how many sweeps a blob of that name is kept."""
+    return LASTING_SWEEPS if name.startswith(LASTING_BLOBS) else 1
 
 
 def write_name(wall: int) -> str:
-    """A name for a write: when it began, and something random."""
+    """A new name for a write: the wall time at which it begins, and random digits."""
     return f"{wall:016x}-{os.urandom(8).hex()}"
 
 
 def leading_number(name: str) -> int:
-    """The number that a name begins with: of a write, when it began; 0 when it does not begin with one."""
+    """The hexadecimal number before the first "-" of a name (of a write: when it began); 0 when there is none."""
     try:
         return int(name.partition("-")[0], 16)
     except ValueError:
@@ -297,29 +309,31 @@ def leading_number(name: str) -> int:
 
 
 def published_write_name(source: str, number: int) -> str:
-    """The name of a drop in its queue."""
+    """The name of a published write in its queue."""
     return digest(b"drop", source.encode(), str(number).encode()).hex()
 
 
 def publishable_manifest(write: str, manifest: WriteManifest) -> WriteManifest:
-    """A manifest as it is published with a write; InvalidRequest where it could not be adopted."""
+    """The manifest with the fields that `publish` adds; InvalidRequest when its source or number is not valid."""
     found = msgspec.structs.replace(manifest, began_at=leading_number(write), single_use=manifest.source == write)
     try:
         msgspec.convert(msgspec.to_builtins(found), WriteManifest)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"this cannot be published ({error}); give each write a source, and a number from 1 on") from error
+        raise InvalidRequest(f"the write cannot be published ({error}); give it a source and a number from 1 on") from error
     return found
 
 
-def refuse_missing(write: str, manifest: WriteManifest, there: Container[str]) -> None:
-    """A write is published whole or not at all: StorageFailed when a part of it is not there (any more). One without frames never is."""
-    missing = [part.name for part in manifest.parts if part.frames and part.name not in there]
+def refuse_missing(write: str, manifest: WriteManifest, staged: Container[str]) -> None:
+    """StorageFailed when a part of the manifest is not `staged`. (Parts without frames never are.)"""
+    missing = [part.name for part in manifest.parts if part.frames and part.name not in staged]
     if missing:
-        raise StorageFailed(f"part {missing[0]} of the write {write} is gone: it was given up, or began too long ago; write it again")
+        raise StorageFailed(
+            f"part {missing[0]} of the write {write} is missing: it was abandoned, or began too long ago and was swept; write it again"
+        )
 
 
 def check_file_name(name: str) -> str:
-    """A name that any store can keep something under."""
+    """Return a name that every store can use as a file name; InvalidRequest for others."""
     if not _IN_A_NAME.issuperset(name) or len(name) > MAX_NAME:
         raise InvalidRequest(f"{name!r:.200} cannot be part of a file name; use up to {MAX_NAME} letters, digits, '.', '_' and '-'")
     return name

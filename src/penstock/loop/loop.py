@@ -18,8 +18,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from penstock.logs.disk_threads import sync
-from penstock.logs.log import Committer
+from penstock.logs.disk_threads import DiskThreads, sync
 from penstock.loop.meter import Meter
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, Request, queue_closed_error
@@ -42,10 +41,10 @@ _log = logging.getLogger("penstock")
 class Loop:
     """One queue at work."""
 
-    def __init__(self, turns: QueueEngine, committer: Committer, runners: Runners, *, threaded: bool = True) -> None:
+    def __init__(self, turns: QueueEngine, disk: DiskThreads, runners: Runners, *, threaded: bool = True) -> None:
         self.engine = turns
         self._runners = runners
-        self._committer = committer
+        self._disk = disk
         self.meter = Meter()
         self._inbox = PendingRequests(turns.name)
         self._turning = threading.RLock()  # never taken twice: it can say who has it
@@ -232,10 +231,10 @@ class Loop:
         by_log = {id(member.log): member for member in members if member.job is None}
         for member in members:
             if member.job is not None:
-                self._committer.run_job(self.engine.incarnation, member.number, partial(self._claim_and_work, member))
+                self._disk.run_job(self.engine.incarnation, member.number, partial(self._claim_and_work, member))
         logs = [member.log for member in by_log.values()]
         if logs:
-            self._committer.commit(
+            self._disk.commit(
                 logs,
                 lambda log: by_log[id(log)].claim(),
                 lambda log, failure: self._synced(by_log[id(log)], failure),
@@ -315,7 +314,7 @@ class Loop:
                     self.engine.handles_in_io.pop(member.number, None)
                 elif member not in self.engine.io_finished and (member.claim() or was_mine):
                     member.set_recovery_job()
-                    self._committer.run_job(self.engine.incarnation, member.number, partial(self._work, member))
+                    self._disk.run_job(self.engine.incarnation, member.number, partial(self._work, member))
 
     def _pass_on(self) -> None:
         """After a turn: somebody must lead the next one, if there is a reason for it, now or later."""

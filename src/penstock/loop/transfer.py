@@ -207,7 +207,7 @@ class TransferStep:
     def _load(self, member: PartitionHandle, entry: OutboxEntry, incarnation: int) -> Batch | None:
         """The items of a transfer, each with where it comes from."""
         batches = [self._addressed(member, items, incarnation) for items in self._read(member, entry.runs)]
-        return codec.join_batches(batches) if batches else None
+        return Batch.join(batches) if batches else None
 
     def _addressed(self, member: PartitionHandle, items: Items, incarnation: int) -> Batch:
         """Items as they leave: without what belongs to their past (schedule, dedup id), with where they come from."""

@@ -1,6 +1,6 @@
-"""An operator's word: configure, pause, clear, seek, redrive; and what opening and damage do to a partition.
+"""Administrative operations on a partition: configure, pause, clear, seek, redrive, release a parked key.
 
-Owns: the decisions and their application.
+Owns: these decisions and their application, and the application of the records `Opened` and `Lost`.
 """
 
 from penstock.rules.commands import AskAgain, Clear, Configure, ItemCount, Pause, Redrive, ReleaseParkedKey, Seek
@@ -19,9 +19,16 @@ from penstock.rules.records import (
     RedrivenInPlace,
     Sought,
     pack_keys,
-    unpack_keys,
+    unpack_keys_or_none,
 )
-from penstock.rules.removal import SPENT, attempts_exhausted, bury_waiting, remove_from_line
+from penstock.rules.removal import (
+    ATTEMPTS_EXHAUSTED,
+    attempts_exhausted,
+    bury_waiting,
+    end_if_empty,
+    release_if_unused,
+    remove_from_line,
+)
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.state import BlockSource, State, find_blocks, lost_runs
@@ -36,14 +43,14 @@ def apply_opened(state: State, record: Opened, now: Moment) -> None:
     state.epoch, state.boot_id, state.clock_shift = record.epoch, record.boot_id, record.clock_shift
     state.leases_given = 0
     if record.rebooted:
-        # How long the machine was away is not known by elapsed time: every holder gets its full timeout again.
+        # Elapsed time does not tell how long the machine was off: every lease gets its full timeout again.
         state.leases.restart_timeouts(now.elapsed)
 
 
 # -- configure, pause --------------------------------------------------------------------------------
 
 
-def decide_configure(state: State, command: Configure, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
+def decide_configure(state: State, command: Configure, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     if not isinstance(command.policy, Policy):
         raise InvalidRequest(f"the policy is {type(command.policy).__name__}; give a Policy")
     policy = command.policy.validate()
@@ -51,22 +58,22 @@ def decide_configure(state: State, command: Configure, now: Moment, peek: BlockS
         return [], ItemCount(0)
     records: list[Record] = [Configured(policy)]
     without_lease = states_allowing(Transition.BURIED) - {ItemState.LEASED}
-    spent = sorted(
+    exhausted = sorted(
         o for o, failure in state.failures.items() if attempts_exhausted(policy, failure.attempts) and state.state_of(o) in without_lease
     )
-    if spent:
-        buried = bury_waiting(state, policy, from_offsets(spent), SPENT, peek)
+    if exhausted:
+        buried = bury_waiting(state, policy, from_offsets(exhausted), ATTEMPTS_EXHAUSTED, blocks)
         if isinstance(buried, Lost):
             return [buried], AskAgain()
         records.append(buried)
-    return records, ItemCount(len(spent))
+    return records, ItemCount(len(exhausted))
 
 
 def apply_configured(state: State, record: Configured, now: Moment) -> None:
     state.policy = record.policy
 
 
-def decide_pause(state: State, command: Pause, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_pause(state: State, command: Pause, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     if {type(command.lease), type(command.produce)} - {bool, type(None)}:
         raise InvalidRequest("pause takes True, False or None for lease and produce")
     lease = state.paused_lease if command.lease is None else command.lease
@@ -83,11 +90,11 @@ def apply_paused(state: State, record: Paused, now: Moment) -> None:
 # -- clear -------------------------------------------------------------------------------------------
 
 
-def decide_clear(state: State, command: Clear, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
-    chosen = {life.value: state.runs_in(life) for life in states_allowing(Transition.CLEARED) if getattr(command, life.value)}
+def decide_clear(state: State, command: Clear, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
+    chosen = {each.value: state.runs_in(each) for each in states_allowing(Transition.CLEARED) if getattr(command, each.value)}
     record, items = Cleared(**chosen), sum(map(count, chosen.values()))
     freed: list[Record] = []
-    if command.buried:  # keys parked for items that were carried away go on too
+    if command.buried:  # also release keys whose buried items were transferred to another partition
         freed += [ParkedKeyReleased(key) for key, line in state.keys.lines() if line.parked]
     return [*([record] if items else []), *freed], ItemCount(items)
 
@@ -106,14 +113,14 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
         for offset in list(state.backing_off):
             remove_from_line(state, offset, NO_KEY)
     if record.leased:
-        for grant in list(state.leases.live.values()):
-            state.keys.release(grant.keys(), grant.number)
-            for offset in list(grant.open_items):
-                grant.close(offset)
-            state.leases.end(grant, now.elapsed, state.policy.result_memory)
+        for lease in list(state.leases.live.values()):
+            state.keys.release(lease.keys(), lease.number)
+            for offset in list(lease.open_items):
+                lease.close(offset)
+            end_if_empty(state, lease, now.elapsed)
         state.ttl_overdue.clear()
     if record.buried:
-        for offset in offsets(record.buried):  # what is said of those on their way stays
+        for offset in offsets(record.buried):  # the burials of moving items stay
             state.burials.pop(offset, None)
         state.buried_set.remove_all(record.buried)
         for key, line in state.keys.lines():
@@ -123,14 +130,14 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
     for runs in (record.ready, record.scheduled, record.leased, record.buried):
         state.completed.add_all(runs)
         state.outside_lanes.add_all(runs)
-        for offset in [offset for offset in state.failures if offset in state.completed]:
-            del state.failures[offset]
+    for offset in [offset for offset in state.failures if offset in state.completed]:
+        del state.failures[offset]
 
 
 # -- seek --------------------------------------------------------------------------------------------
 
 
-def decide_seek(state: State, command: Seek, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_seek(state: State, command: Seek, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     check_range("offset", command.offset, 0, 1 << 62)
     found = RunSet(state.completed.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
@@ -140,11 +147,14 @@ def decide_seek(state: State, command: Seek, now: Moment, peek: BlockSource) -> 
 
 
 def apply_sought(state: State, record: Sought, now: Moment) -> None:
-    """Items come again in log order, without a ttl. What waits in a line stays there: whoever reads the lanes lines them up before it."""
-    _forget_places(state, record.runs)
+    """Make completed items ready again, in log order and without a ttl.
+
+    Items that wait in a key line stay there: a lease that reads the lanes puts sought items into the line before them.
+    """
+    _remove_old_entries(state, record.runs)
     state.completed.remove_all(record.runs)
     state.outside_lanes.remove_all(record.runs)
-    if state.keys.fences:  # at their old places they would pass by what fenced keys wait for
+    if state.keys.fences:  # at their old positions they would stand before the fences and overtake what these wait for
         for start, stop in pairs(record.runs):
             state.lanes.add(DEFAULT_PRIORITY, start, stop, KEYED, state.next_offset, now.elapsed)
     else:
@@ -153,37 +163,37 @@ def apply_sought(state: State, record: Sought, now: Moment) -> None:
     state.ttl.keep(lambda entry: sought.missing(entry.start, entry.stop))
 
 
-def _forget_places(state: State, runs: list[int]) -> None:
-    """Items that come back stand where they are put now: an extent or schedule from before must not speak for them too."""
+def _remove_old_entries(state: State, runs: list[int]) -> None:
+    """Remove stale extents and calendar entries of items that become ready again, so that no item has two positions."""
     state.lanes.drop(runs)
-    these = RunSet(runs)
+    again = RunSet(runs)
     for calendar in (state.by_wall, state.by_elapsed):
         if calendar:
-            calendar.keep(lambda entry: these.missing(entry.start, entry.stop))
+            calendar.keep(lambda entry: again.missing(entry.start, entry.stop))
 
 
 # -- redrive -----------------------------------------------------------------------------------------
 
 
-def decide_redrive(state: State, command: Redrive, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
+def decide_redrive(state: State, command: Redrive, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
     chosen = offsets(state.buried_set.runs) if command.offsets is None else sorted(set(command.offsets))
-    chosen = [offset for offset in chosen if offset not in state.lost]  # damage may have been found since they were chosen
+    chosen = [offset for offset in chosen if offset not in state.lost]  # damage may have been found since the caller chose them
     for offset in chosen:
         next_state(state.state_of(offset), Transition.REDRIVEN)
-    blocks = find_blocks(peek, chosen)
-    if lost := lost_runs(state, blocks):
+    found = find_blocks(blocks, chosen)
+    if lost := lost_runs(state, found):
         return [Lost(lost)], AskAgain()
-    keys = [block.key_of(offset) for offset, block in zip(chosen, blocks, strict=True)]
-    tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, blocks, strict=True)]
+    keys = [block.key_of(offset) for offset, block in zip(chosen, found, strict=True)]
+    tags = [block.priority_of(o) | (KEYED if key else 0) for o, key, block in zip(chosen, keys, found, strict=True)]
     if not chosen:
         return [], ItemCount(0)
     return [RedrivenInPlace(from_offsets(chosen), bytes(tags), pack_keys(keys) if any(keys) else b"")], ItemCount(len(chosen))
 
 
 def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
-    _forget_places(state, record.runs)
+    _remove_old_entries(state, record.runs)
     chosen = offsets(record.runs)
-    keys = unpack_keys(record.keys) if record.keys else [NO_KEY] * len(chosen)
+    keys = unpack_keys_or_none(record.keys, len(chosen))
     for offset, tag, key in zip(chosen, record.tags, keys, strict=True):
         line = state.keys.line(key) if key in state.keys.by_key else None
         if line is not None and offset in line.parked:
@@ -195,11 +205,11 @@ def apply_redriven(state: State, record: RedrivenInPlace, now: Moment) -> None:
         if offset not in state.passed_over:
             state.outside_lanes.remove(offset, offset + 1)
             state.lanes.add(tag & PRIORITY_MASK, offset, offset + 1, tag & KEYED, state.next_offset, now.elapsed)
-        state.burials.pop(offset, None)  # not there when damage took the record of its burial
+        state.burials.pop(offset, None)  # missing when damage took the record of the burial
     state.buried_set.remove_all(record.runs)
 
 
-def decide_release_parked_key(state: State, command: ReleaseParkedKey, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_release_parked_key(state: State, command: ReleaseParkedKey, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     line = state.keys.by_key.get(command.key)
     parked = len(line.parked) if isinstance(line, KeyLine) else 0
     return ([ParkedKeyReleased(command.key)] if parked else []), ItemCount(parked)
@@ -215,18 +225,16 @@ def apply_parked_key_released(state: State, record: ParkedKeyReleased, now: Mome
 
 
 def apply_lost(state: State, record: Lost, now: Moment) -> None:
-    """Items whose bytes are gone are out of the way, whatever they were doing."""
+    """Resolve items whose bytes are lost, whatever their state was."""
     for start, stop in pairs(record.runs):
         if start >= stop:
             continue
         state.next_offset = max(state.next_offset, stop)
-        for grant in list(state.leases.live.values()):
-            for offset in [offset for offset in grant.open_items if start <= offset < stop]:
-                _, key = grant.close(offset)
-                if key != NO_KEY and not grant.items_per_key[key]:
-                    state.keys.release((key,), grant.number)
-            if not grant.count:
-                state.leases.end(grant, now.elapsed, state.policy.result_memory)
+        for lease in list(state.leases.live.values()):
+            for offset in [offset for offset in lease.open_items if start <= offset < stop]:
+                _, key = lease.close(offset)
+                release_if_unused(state, lease, key)
+            end_if_empty(state, lease, now.elapsed)
         in_lines = RunSet(state.passed_over.within(start, stop))
         in_lines.add_all(offset for o in state.backing_off if start <= o < stop for offset in (o, o + 1))
         in_lines.add_all(state.buried_set.within(start, stop))
@@ -236,10 +244,10 @@ def apply_lost(state: State, record: Lost, now: Moment) -> None:
         for offset in offsets(in_lines.runs):
             state.backing_off.pop(offset, None)
             state.burials.pop(offset, None)
-        for entry in (entry for line in state.outbox.values() for entry in line):
+        for entry in (entry for entries in state.outbox.values() for entry in entries):
             entry.runs = RunSet(entry.runs).subtract((start, stop))
-        for gone in (state.passed_over, state.scheduled, state.buried_set, state.ttl_overdue, state.moving):
-            gone.remove(start, stop)
+        for items in (state.passed_over, state.scheduled, state.buried_set, state.ttl_overdue, state.moving):
+            items.remove(start, stop)
         state.lanes.drop((start, stop))
         for offset in [offset for offset in state.failures if start <= offset < stop]:
             del state.failures[offset]

@@ -1,8 +1,8 @@
-"""What comes due when: runs of offsets by instant, packed.
+"""A calendar: runs of offsets by the time at which they come due, packed.
 
-Owns: `Calendar`. Entries lie unsorted in packed buckets of about four seconds; a bucket is sorted when its time comes. So an entry costs
-24 bytes wherever it lies, adding is O(1), and entries come out by (when, start).
-Entries are not taken back one by one: whoever takes them out checks that they still mean something.
+Owns: `Calendar`. Entries are kept in packed buckets of about four seconds; a bucket is sorted when its time comes.
+So an entry costs 24 bytes, adding one is O(1), and entries come out by (when, start).
+Single entries are not removed when an item is resolved: the reader of an entry checks the state of its items.
 """
 
 from array import array
@@ -19,7 +19,7 @@ _TAG_MASK = (1 << _TAG_BITS) - 1
 
 
 class CalendarEntry(NamedTuple):
-    """Offsets [start, stop) come due at `when`; `tag`, below 64, is the caller's."""
+    """Offsets [start, stop) that come due at `when`; `tag` is a number below 64 for the caller."""
 
     when: int
     start: int
@@ -28,14 +28,12 @@ class CalendarEntry(NamedTuple):
 
 
 class Calendar:
-    """Entries by instant."""
-
     __slots__ = ("_buckets", "_head", "_head_bucket", "_order", "_taken")
 
     def __init__(self) -> None:
         self._buckets: dict[int, array[int]] = {}
         self._order: list[int] = []
-        self._head: list[CalendarEntry] = []  # the earliest bucket, sorted; entries before _taken are gone
+        self._head: list[CalendarEntry] = []  # the earliest bucket, sorted; entries before _taken are removed
         self._taken = 0
         self._head_bucket = -1
 
@@ -63,7 +61,7 @@ class Calendar:
         entries.extend((when, start, (stop - start) << _TAG_BITS | tag))
 
     def next(self) -> int | None:
-        """When the earliest entry comes due."""
+        """When the earliest entry comes due, or None."""
         self._advance()
         return self._head[self._taken].when if self._taken < len(self._head) else None
 
@@ -77,8 +75,8 @@ class Calendar:
         return found[: bisect_right(found, now, key=lambda entry: entry.when)]
 
     def discard(self, when: int, last: int) -> None:
-        """Drop everything up to and including offset `last` at `when`, of an entry that reaches further only that part: so what is
-        dropped does not depend on how entries happen to be joined."""
+        """Remove all entries up to and including offset `last` at `when`. Of an entry that goes beyond `last` only that
+        part is removed, so that the result does not depend on how entries are joined."""
         while True:
             self._advance()
             end = bisect_right(self._head, (when, last), lo=self._taken, key=lambda entry: (entry.when, entry.start))
@@ -93,7 +91,7 @@ class Calendar:
                 return
 
     def keep(self, part: Callable[[CalendarEntry], list[int]]) -> None:
-        """Keep only the runs that `part` gives for each entry; neighbours of one time and tag are joined."""
+        """Keep only the runs that `part` gives for each entry; adjacent runs of one time and tag are joined."""
         kept = [CalendarEntry(entry.when, start, stop, entry.tag) for entry in self for start, stop in pairs(part(entry))]
         self.clear()
         for entry in kept:
@@ -103,7 +101,7 @@ class Calendar:
         self._buckets, self._order, self._head, self._taken, self._head_bucket = {}, [], [], 0, -1
 
     def _advance(self) -> None:
-        """Bring the earliest bucket to the head when the head is used up."""
+        """If all entries of the head are removed, make the earliest bucket the head."""
         if self._taken < len(self._head) or not self._order:
             return
         self._head_bucket = heappop(self._order)

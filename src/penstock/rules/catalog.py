@@ -1,13 +1,13 @@
-"""The catalog: which queues there are, with which options and partitions; a pure state machine of its own.
+"""The catalog: the queues of a broker, with their options and partitions. A state machine of its own, without I/O.
 
-Owns: `Entry` (a queue) and `CatalogState`; the catalog's records; what may be asked of it (`create`, `update`, `reshape`, `delete`, …: each
-reads the state, changes nothing, and returns the records of what happens, none when nothing does, or raises); `apply`; `dump` and `load`
-for a Base. Records are like those of records.py, with tags of their own. Times are wall microseconds, durations microseconds.
+Owns: `QueueEntry` and `CatalogState`; the catalog's records; the decisions (`create`, `update`, `change_partitions`,
+`delete`, …), each of which reads the state and returns records (none if nothing changes) or raises; `apply`; `dump` and
+`load` for a Base. Records are like those of records.py, with their own tags. Times are wall microseconds.
 Invariants
-- a name is one queue's at a time; an incarnation is one queue's for ever; numbers of partitions are given in order, never twice;
-- a dead queue exists and has none of its own, for as long as a queue names it;
-- an entry is replaced, never changed: who holds one sees one moment.
-`apply` takes any record in any state: a repaired log may lack some, and with them the second invariant.
+- a name belongs to one queue at a time, an incarnation to one queue for ever; a partition number is given once;
+- as long as a queue names a dead queue, that queue exists and has no dead queue of its own;
+- an entry is replaced, never changed, so a reference to an entry does not change under its reader.
+`apply` takes any record in any state: a repaired log may lack records, and then the second invariant may not hold.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,16 +24,17 @@ from penstock.words.limits import MAX_PARTITIONS, check_range
 MAX_INCARNATION = (1 << 64) - 1
 VERSION = 1
 MAX_SOURCES, MAX_ONCE = 10_000, 1_000
-"""Sources of drops whose last number is remembered; and of those with one drop only, which need it until that is out of the inbox."""
+"""For how many sources of published writes the last number is remembered: for sources with several writes, and for
+those with a single one, which need it only until the write is out of the inbox."""
 SINGLE_WRITE = 1 << 61
-"""Instead of a number: this source has but one drop."""
+"""The number of a published write whose source has no other."""
 
 
-# -- what a catalog holds -----------------------------------------------------------------------------
+# -- the state ----------------------------------------------------------------------------------------
 
 
 class ReplacedMap(NamedTuple):
-    """A map that was replaced, and when."""
+    """A replaced slot map."""
 
     version: int
     owners: bytes
@@ -41,7 +42,7 @@ class ReplacedMap(NamedTuple):
 
 
 class QueueEntry(msgspec.Struct, frozen=True):
-    """One queue. Lists of partitions are in order."""
+    """One queue. Lists of partitions are sorted."""
 
     name: str
     incarnation: int
@@ -49,49 +50,56 @@ class QueueEntry(msgspec.Struct, frozen=True):
     created_at: int
     map: SlotMap
     active: list[int]
-    """Partitions that take items: those of the map."""
+    """The partitions that take items: those of the map."""
     next_partition: int
     read_only: list[int] = []
-    """Those retired because an operator set them read-only."""
+    """Partitions that are retired because an administrative operation made them read-only."""
     maps: list[ReplacedMap] = []
-    """Earlier maps that may still matter, oldest first."""
+    """Earlier maps that may still be needed, oldest first."""
     marks: dict[int, dict[int, int]] = {}
-    """By version, this and those kept: the next offset of partitions when it took effect."""
+    """version → partition → its next offset when that version took effect; for this version and those of `maps`."""
     adoptions: int = 0
-    """How many drops were begun: each has its number."""
+    """How many adoptions of published writes were begun; each has the next number."""
     adopting: dict[str, int] = {}
-    """Drops that are being adopted, by name, and their numbers."""
+    """name → adoption number, of published writes whose adoption is not finished."""
     adopted: dict[str, int] = {}
-    """source → the last of its numbers that was adopted; the newest of them, oldest first."""
+    """source → its highest adopted number, for the newest sources, oldest first."""
     consumer_right_holder: str = ""
-    """Who has the consumer right, if anybody."""
+    """Who has the consumer right; "": no one."""
     consumer_right_timeout: int = 0
-    """How long the right lasts without a word from its holder."""
+    """How long the right lasts without a heartbeat from its holder."""
 
     @property
     def unfinished(self) -> str:
-        """The drop that was begun last, if it was not finished: it can be gone on with as long as no other is begun."""
+        """The published write whose adoption was begun last, if it is not finished; else "".
+        Only this adoption can be continued."""
         return next((name for name, number in self.adopting.items() if number == self.adoptions), "")
 
     @property
     def retired(self) -> list[int]:
-        """Partitions that drain, or are drained."""
+        """Partitions that take no new items."""
         active = set(self.active)
         return [number for number in range(self.next_partition) if number not in active]
 
 
 class CatalogState:
-    """Every queue there is."""
+    """All queues."""
 
     def __init__(self) -> None:
         self.names: dict[str, QueueEntry] = {}
         self.entries: dict[int, QueueEntry] = {}
-        """The same by incarnation."""
+        """The same entries by incarnation."""
         self.deleted: set[int] = set()
-        """Incarnations that are no more and whose files may still be there."""
+        """Incarnations of deleted queues whose files may still exist."""
 
     def put(self, entry: QueueEntry) -> None:
         self.names[entry.name] = self.entries[entry.incarnation] = entry
+
+    def change(self, incarnation: int, **fields: Any) -> None:
+        """Replace some fields of an entry, if it exists."""
+        entry = self.entries.get(incarnation)
+        if entry is not None:
+            self.put(msgspec.structs.replace(entry, **fields))
 
     def drop(self, incarnation: int) -> None:
         entry = self.entries.pop(incarnation, None)
@@ -106,7 +114,7 @@ class CatalogState:
 
 
 class Created(msgspec.Struct, array_like=True, gc=False, tag=1):
-    """There is a queue, with partitions 0, 1, … and the first map of them."""
+    """A queue was created, with partitions 0, 1, … and their first map."""
 
     name: str
     incarnation: int
@@ -116,14 +124,14 @@ class Created(msgspec.Struct, array_like=True, gc=False, tag=1):
 
 
 class Updated(msgspec.Struct, array_like=True, gc=False, tag=2):
-    """A queue's options are now these."""
+    """A queue has new options."""
 
     incarnation: int
     options: Options
 
 
 class PartitionsChanged(msgspec.Struct, array_like=True, gc=False, tag=3):
-    """A queue's partitions are now these. With the version that it had, only `read_only` is new."""
+    """A queue has other partitions. If `version` is the one it had, only `read_only` is new."""
 
     incarnation: int
     version: int
@@ -134,30 +142,30 @@ class PartitionsChanged(msgspec.Struct, array_like=True, gc=False, tag=3):
     marks: list[tuple[int, int]]
     at: int
     kept_from: int = 0
-    """Versions below this one are forgotten."""
+    """Maps of lower versions are forgotten."""
 
 
 class Deleted(msgspec.Struct, array_like=True, gc=False, tag=4):
-    """A queue is no more; its files may go."""
+    """A queue was deleted; its files may be removed."""
 
     incarnation: int
 
 
 class FilesRemoved(msgspec.Struct, array_like=True, gc=False, tag=5):
-    """The files of a deleted queue are gone."""
+    """The files of a deleted queue were removed."""
 
     incarnation: int
 
 
 class AdoptionBegun(msgspec.Struct, array_like=True, gc=False, tag=6):
-    """The adoption of a drop begins: the next number is its own."""
+    """The adoption of a published write began; it has the next number."""
 
     incarnation: int
     name: str
 
 
 class AdoptionFinished(msgspec.Struct, array_like=True, gc=False, tag=7):
-    """A drop was adopted, all of it."""
+    """All of a published write was adopted."""
 
     incarnation: int
     name: str
@@ -166,7 +174,7 @@ class AdoptionFinished(msgspec.Struct, array_like=True, gc=False, tag=7):
 
 
 class ConsumerRightSet(msgspec.Struct, array_like=True, gc=False, tag=8):
-    """A queue's consumer right is with this holder ("": with nobody)."""
+    """A queue's consumer right has this holder ("": none)."""
 
     incarnation: int
     holder: str
@@ -178,19 +186,19 @@ CatalogRecord: TypeAlias = (
 )
 
 
-# -- looking ------------------------------------------------------------------------------------------
+# -- queries ------------------------------------------------------------------------------------------
 
 
 def entry_by_name(state: CatalogState, name: str) -> QueueEntry:
-    """The queue of that name."""
+    """The queue of that name. Raises QueueNotFound."""
     entry = state.names.get(check_name(name))
     if entry is None:
-        raise QueueNotFound(f"there is no queue {name!r}; create it, or mend the name")
+        raise QueueNotFound(f"there is no queue {name!r}; create it, or fix the name")
     return entry
 
 
 def entry_by_incarnation(state: CatalogState, incarnation: int) -> QueueEntry:
-    """The queue of that incarnation."""
+    """The queue of that incarnation. Raises QueueNotFound."""
     entry = state.entries.get(check_range("incarnation", incarnation, 1, MAX_INCARNATION))
     if entry is None:
         raise QueueNotFound(f"there is no queue of incarnation {incarnation:016x} (any more); look for it by its name")
@@ -198,7 +206,7 @@ def entry_by_incarnation(state: CatalogState, incarnation: int) -> QueueEntry:
 
 
 def dead_queue_users(state: CatalogState, name: str) -> list[str]:
-    """The queues whose dead queue that is, in order."""
+    """The names of the queues whose dead queue this is, sorted."""
     return sorted(entry.name for entry in state.names.values() if entry.options.dead_queue == name)
 
 
@@ -215,10 +223,10 @@ def create(
     exist_ok: bool = False,
     given: Mapping[str, object] | None = None,
 ) -> list[CatalogRecord]:
-    """Make a queue.
+    """Create a queue. Raises QueueExists.
 
-    With `exist_ok` nothing happens when there is one of that name, whatever its options: only what was `given` (OPTION_NAMES, partitions),
-    because a caller cares about it, must be the same.
+    With `exist_ok` a queue of that name may exist. Then nothing changes, but what the caller has `given` explicitly (by
+    OPTION_NAMES, or "partitions") must be the same as there.
     """
     check_name(name)
     check_range("partitions", partitions, 1, MAX_PARTITIONS)
@@ -257,26 +265,27 @@ def change_partitions(
     keep_since: int = 0,
     fixed: Collection[int] = (),
 ) -> list[CatalogRecord]:
-    """Give a queue other partitions: any it has or had, and new ones, numbered on from its next. Those that are `fixed` keep their slots.
+    """Give a queue other partitions: any that it has or had, and new ones, numbered from `next_partition` on.
 
-    Maps that were replaced before `keep_since` are forgotten, but for the one replaced now. Where the active ones stay, so does the map.
+    `fixed` partitions keep their slots. If the active partitions do not change, the map does not either.
+    Maps that were replaced before `keep_since` are forgotten, except the one that is replaced now.
     """
     entry = entry_by_incarnation(state, incarnation)
-    numbers, held_back = _numbers("active", active), _numbers("read_only", read_only)
+    numbers, new_read_only = _numbers("active", active), _numbers("read_only", read_only)
     check_range("the count of active partitions", len(numbers), 1, MAX_PARTITIONS)
     next_partition = max(entry.next_partition, numbers[-1] + 1)
-    _refuse_strangers(entry, numbers, held_back, marks, next_partition)
-    if (numbers, held_back) == (entry.active, entry.read_only):
+    _check_partitions(entry, numbers, new_read_only, marks, next_partition)
+    if (numbers, new_read_only) == (entry.active, entry.read_only):
         return []
     new, marked = entry.map, []
     if numbers != entry.active:
         new, marked = slots.next_map(entry.map, numbers, fixed), list(marks.items())
     kept_from = next((old.version for old in entry.maps if old.replaced_at >= keep_since), entry.map.version)
-    return [PartitionsChanged(incarnation, new.version, new.pack(), numbers, next_partition, held_back, marked, at, kept_from)]
+    return [PartitionsChanged(incarnation, new.version, new.pack(), numbers, next_partition, new_read_only, marked, at, kept_from)]
 
 
 def delete(state: CatalogState, name: str) -> list[CatalogRecord]:
-    """End a queue."""
+    """Delete a queue. Raises InvalidRequest if it is the dead queue of another."""
     entry = entry_by_name(state, name)
     using = dead_queue_users(state, name)
     if using:
@@ -285,31 +294,29 @@ def delete(state: CatalogState, name: str) -> list[CatalogRecord]:
 
 
 def confirm_files_removed(state: CatalogState, incarnation: int) -> list[CatalogRecord]:
-    """Say that the files of a deleted queue are gone; nothing when that was said before."""
+    """Record that the files of a deleted queue were removed; nothing if that is recorded already."""
     if incarnation in state.entries:
         raise InvalidRequest(f"queue {state.entries[incarnation].name!r} is not deleted; delete it before its files are removed")
     return [FilesRemoved(incarnation)] if incarnation in state.deleted else []
 
 
 def begin_adoption(state: CatalogState, incarnation: int, name: str) -> list[CatalogRecord]:
-    """Begin to adopt a drop; nothing when that was begun before."""
+    """Begin the adoption of a published write; nothing if it was begun before."""
     return [] if name in entry_by_incarnation(state, incarnation).adopting else [AdoptionBegun(incarnation, name)]
 
 
 def finish_adoption(state: CatalogState, incarnation: int, name: str, source: str, number: int) -> list[CatalogRecord]:
-    """A drop is adopted."""
+    """Record that all of a published write was adopted."""
     entry_by_incarnation(state, incarnation)
     return [AdoptionFinished(incarnation, name, source, number)]
 
 
 def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
-    """Give the consumer right to a holder, or ("") to nobody."""
+    """Give the consumer right to a holder, or ("") take it away."""
     entry = entry_by_incarnation(state, incarnation)
-    return (
-        []
-        if (entry.consumer_right_holder, entry.consumer_right_timeout) == (holder, timeout)
-        else [ConsumerRightSet(incarnation, holder, timeout)]
-    )
+    if (entry.consumer_right_holder, entry.consumer_right_timeout) == (holder, timeout):
+        return []
+    return [ConsumerRightSet(incarnation, holder, timeout)]
 
 
 def _refuse_other_options(existing: QueueEntry, given: Mapping[str, object]) -> None:
@@ -326,7 +333,7 @@ def _has(entry: QueueEntry, name: str, value: object) -> bool:
 
 
 def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:
-    """Refuse a dead queue that cannot be one for the queue of that name."""
+    """Raise if `dead_queue` cannot be the dead queue of queue `name`."""
     if not dead_queue:
         return
     if dead_queue == name:
@@ -342,7 +349,7 @@ def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:
 
 
 def _numbers(name: str, given: Collection[int]) -> list[int]:
-    """Numbers of partitions in order, each once."""
+    """The partition numbers, sorted. Raises InvalidRequest if one is invalid or given twice."""
     for number in given:
         check_range(f"a partition in {name}", number, 0, slots.MAX_NUMBER)
     if len(set(given)) < len(given):
@@ -350,15 +357,15 @@ def _numbers(name: str, given: Collection[int]) -> list[int]:
     return sorted(given)
 
 
-def _refuse_strangers(entry: QueueEntry, active: list[int], read_only: list[int], marks: Mapping[int, int], next_partition: int) -> None:
+def _check_partitions(entry: QueueEntry, active: list[int], read_only: list[int], marks: Mapping[int, int], next_partition: int) -> None:
     skipped = set(range(entry.next_partition, next_partition)) - set(active)
     if skipped:
         what = f"partition {min(skipped)} of queue {entry.name!r} is skipped"
         raise InvalidRequest(f"{what}; number new partitions on from {entry.next_partition}")
     retired = set(range(next_partition)) - set(active)
-    stray = [number for number in read_only if number not in retired]
-    if stray:
-        raise InvalidRequest(f"partition {stray[0]} of queue {entry.name!r} is active or not there; only a retired one can be read-only")
+    wrong = [number for number in read_only if number not in retired]
+    if wrong:
+        raise InvalidRequest(f"partition {wrong[0]} of queue {entry.name!r} is active or not there; only a retired one can be read-only")
     for number, offset in marks.items():
         check_range("the number of a mark", number, 0, entry.next_partition - 1)
         check_range("the offset of a mark", offset, 0, (1 << 63) - 1)
@@ -373,25 +380,23 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 
 def apply(state: CatalogState, record: CatalogRecord) -> None:
-    """Make a record true."""
+    """Apply a record to the state."""
     _APPLY[type(record)](state, record)
 
 
 def _created(state: CatalogState, record: Created) -> None:
     former = state.names.get(record.name)
-    if former is not None:  # that it was deleted is among the records that a repaired log lacks
+    if former is not None:  # a repaired log may lack the record that deleted it
         _deleted(state, Deleted(former.incarnation))
     numbers = list(range(record.partitions))
     state.put(QueueEntry(record.name, record.incarnation, record.options, record.at, slots.first_map(numbers), numbers, record.partitions))
 
 
 def _updated(state: CatalogState, record: Updated) -> None:
-    entry = state.entries.get(record.incarnation)
-    if entry is not None:
-        state.put(msgspec.structs.replace(entry, options=record.options))
+    state.change(record.incarnation, options=record.options)
 
 
-def _reshaped(state: CatalogState, record: PartitionsChanged) -> None:
+def _partitions_changed(state: CatalogState, record: PartitionsChanged) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
@@ -406,7 +411,7 @@ def _reshaped(state: CatalogState, record: PartitionsChanged) -> None:
             "maps": [old for old in maps if old.version >= record.kept_from],
             "marks": {version: each for version, each in marks.items() if version >= record.kept_from},
         }
-    state.put(msgspec.structs.replace(entry, **changes))
+    state.change(record.incarnation, **changes)
 
 
 def _deleted(state: CatalogState, record: Deleted) -> None:
@@ -414,46 +419,44 @@ def _deleted(state: CatalogState, record: Deleted) -> None:
     state.deleted.add(record.incarnation)
 
 
-def _removed(state: CatalogState, record: FilesRemoved) -> None:
+def _files_removed(state: CatalogState, record: FilesRemoved) -> None:
     state.drop(record.incarnation)
     state.deleted.discard(record.incarnation)
 
 
-def _adopting(state: CatalogState, record: AdoptionBegun) -> None:
+def _adoption_begun(state: CatalogState, record: AdoptionBegun) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is not None and record.name not in entry.adopting:
         number = entry.adoptions + 1
-        state.put(msgspec.structs.replace(entry, adoptions=number, adopting={**entry.adopting, record.name: number}))
+        state.change(record.incarnation, adoptions=number, adopting={**entry.adopting, record.name: number})
 
 
-def _adopted(state: CatalogState, record: AdoptionFinished) -> None:
+def _adoption_finished(state: CatalogState, record: AdoptionFinished) -> None:
     entry = state.entries.get(record.incarnation)
     if entry is None:
         return
     adopting = {name: number for name, number in entry.adopting.items() if name != record.name}
     adopted = {source: number for source, number in entry.adopted.items() if source != record.source}
     adopted[record.source] = max(record.number, entry.adopted.get(record.source, 0))
-    once = [source for source, number in adopted.items() if number == SINGLE_WRITE]
-    for oldest in once[:-MAX_ONCE] + [source for source, number in adopted.items() if number != SINGLE_WRITE][:-MAX_SOURCES]:
+    single = [source for source, number in adopted.items() if number == SINGLE_WRITE]
+    for oldest in single[:-MAX_ONCE] + [source for source, number in adopted.items() if number != SINGLE_WRITE][:-MAX_SOURCES]:
         del adopted[oldest]
-    state.put(msgspec.structs.replace(entry, adopting=adopting, adopted=adopted))
+    state.change(record.incarnation, adopting=adopting, adopted=adopted)
 
 
-def _held(state: CatalogState, record: ConsumerRightSet) -> None:
-    entry = state.entries.get(record.incarnation)
-    if entry is not None:
-        state.put(msgspec.structs.replace(entry, consumer_right_holder=record.holder, consumer_right_timeout=record.timeout))
+def _consumer_right_set(state: CatalogState, record: ConsumerRightSet) -> None:
+    state.change(record.incarnation, consumer_right_holder=record.holder, consumer_right_timeout=record.timeout)
 
 
 _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
-    AdoptionBegun: _adopting,
-    AdoptionFinished: _adopted,
-    ConsumerRightSet: _held,
+    AdoptionBegun: _adoption_begun,
+    AdoptionFinished: _adoption_finished,
+    ConsumerRightSet: _consumer_right_set,
     Created: _created,
     Updated: _updated,
-    PartitionsChanged: _reshaped,
+    PartitionsChanged: _partitions_changed,
     Deleted: _deleted,
-    FilesRemoved: _removed,
+    FilesRemoved: _files_removed,
 }
 
 
@@ -461,7 +464,7 @@ _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
 
 
 class _EntryImage(msgspec.Struct, array_like=True):
-    """An entry. New fields go to the end, with a default."""
+    """A QueueEntry as it is stored. New fields go to the end, with a default."""
 
     name: str
     incarnation: int
@@ -477,8 +480,8 @@ class _EntryImage(msgspec.Struct, array_like=True):
     adoptions: int = 0
     adopting: list[tuple[str, int]] = []
     adopted: list[tuple[str, int]] = []
-    holder: str = ""
-    hold_timeout: int = 0
+    consumer_right_holder: str = ""
+    consumer_right_timeout: int = 0
 
 
 class _Image(msgspec.Struct, array_like=True):
@@ -492,13 +495,13 @@ _decoder = msgspec.msgpack.Decoder(_Image)
 
 
 def dump(state: CatalogState) -> bytes:
-    """The state as bytes, which depend on what it means, not on how it came about."""
+    """The state as bytes. They are canonical: the same queues give the same bytes."""
     entries = [_image(entry) for _, entry in sorted(state.entries.items())]
     return _encoder.encode(_Image(VERSION, entries, sorted(state.deleted)))
 
 
 def load(body: bytes | memoryview) -> CatalogState:
-    """The state that `dump` saw."""
+    """The state that `dump` was given. Raises CorruptLog if the bytes are no Base, or of a newer version."""
     try:
         image = _decoder.decode(body)
     except msgspec.MsgspecError as error:
@@ -506,48 +509,23 @@ def load(body: bytes | memoryview) -> CatalogState:
     if image.version > VERSION:
         raise CorruptLog(f"a Base of the catalog has version {image.version} and this Penstock knows {VERSION}; use a newer Penstock")
     state = CatalogState()
-    for one in image.entries:
-        state.put(_entry(one))
+    for entry in image.entries:
+        state.put(_entry(entry))
     state.deleted = set(image.deleted)
     return state
 
 
 def _image(entry: QueueEntry) -> _EntryImage:
-    return _EntryImage(
-        entry.name,
-        entry.incarnation,
-        entry.options,
-        entry.created_at,
-        entry.map.version,
-        entry.map.pack(),
-        entry.active,
-        entry.next_partition,
-        entry.read_only,
-        entry.maps,
-        [(version, sorted(marks.items())) for version, marks in entry.marks.items()],
-        entry.adoptions,
-        sorted(entry.adopting.items()),
-        list(entry.adopted.items()),
-        entry.consumer_right_holder,
-        entry.consumer_right_timeout,
-    )
+    fields = msgspec.structs.asdict(entry)
+    slot_map = fields.pop("map")
+    fields["marks"] = [(version, sorted(marks.items())) for version, marks in entry.marks.items()]
+    fields["adopting"], fields["adopted"] = sorted(entry.adopting.items()), list(entry.adopted.items())
+    return _EntryImage(version=slot_map.version, owners=slot_map.pack(), **fields)
 
 
 def _entry(image: _EntryImage) -> QueueEntry:
-    return QueueEntry(
-        image.name,
-        image.incarnation,
-        image.options,
-        image.created_at,
-        SlotMap.unpack(image.version, image.owners),
-        image.active,
-        image.next_partition,
-        image.read_only,
-        image.maps,
-        {version: dict(marks) for version, marks in image.marks},
-        image.adoptions,
-        dict(image.adopting),
-        dict(image.adopted),
-        image.holder,
-        image.hold_timeout,
-    )
+    fields = msgspec.structs.asdict(image)
+    fields["map"] = SlotMap.unpack(fields.pop("version"), fields.pop("owners"))
+    fields["marks"] = {version: dict(marks) for version, marks in image.marks}
+    fields["adopting"], fields["adopted"] = dict(image.adopting), dict(image.adopted)
+    return QueueEntry(**fields)

@@ -1,7 +1,7 @@
-"""What can be asked of a partition, and what it answers.
+"""The commands that a partition takes, and its answers.
 
-Owns: command and answer types. A command is checked when it is decided, before anything else: a wrong one changes nothing.
-Durations and instants are microseconds; `request` is the 16-byte digest of a caller's request id.
+Owns: command and answer types. Each command is checked before it is decided: an invalid one changes nothing.
+Durations and times are microseconds. `request` is the 16-byte digest of a caller's request id.
 """
 
 from collections.abc import Sequence
@@ -17,23 +17,23 @@ from penstock.words.limits import Policy
 
 
 class Produce(msgspec.Struct, gc=False):
-    """Store items. With a `source`, only if `sequence` is above the last one from there (transfers, and chunks of drops)."""
+    """Store items. With a `source` (transfer, chunk of a published write), only if `sequence` is above its last one."""
 
     batch: Batch
     request: bytes | None = None
     source: bytes | None = None
     sequence: int = 0
     incarnation: int = 0
-    """Of a transfer: the incarnation and number of the partition it arrives in, by which it may know its old place."""
+    """Incarnation and number (`partition`) of this partition, for transfers: a returning item is recognised by them."""
     partition: int = 0
     checked: bool = False
-    """Whether `validate` has been over the batch."""
+    """Whether the batch has been checked by `validate`."""
     dedup: bool = False
-    """Of a chunk: unlike a transfer it is new here, so dedup ids count."""
+    """Whether dedup ids are checked although there is a `source`: true for chunks, whose items are new here."""
 
 
 class AcquireLease(msgspec.Struct, gc=False):
-    """Give up to `want` ready items to `consumer` for `timeout` (0: the policy's)."""
+    """Lease up to `want` ready items to `consumer` for `timeout` (0: the policy's)."""
 
     want: int
     consumer: str = ""
@@ -41,20 +41,20 @@ class AcquireLease(msgspec.Struct, gc=False):
     per_key: int = 1
     request: bytes | None = None
     moved_slots: MovedSlots | None = None
-    """Which slots live elsewhere. Known to the queue, not to the partition."""
+    """Slots that belong to other partitions. The queue knows them, the partition does not."""
     worst_rank: Rank | None = None
-    """Stop before items that are worse than this: they wait until other partitions have given what is better."""
+    """Stop before items with a worse rank: other partitions have better ones."""
 
 
 class FollowUpBatch(msgspec.Struct, gc=False):
-    """Items to be produced elsewhere: a destination (outbox.py) and a batch as bytes, which rules do not look into."""
+    """Follow-ups for one partition: its destination (outbox.py), and a batch as bytes, not decoded here."""
 
     destination: bytes
     body: bytes
 
 
 class CompleteLeased(msgspec.Struct, gc=False):
-    """These items of a lease are done; None is all that are open. With `then`, all of them and the letters, or nothing."""
+    """Complete items of a lease; None: all open ones. With follow-ups, all the items are completed or none."""
 
     lease: int
     offsets: Sequence[int] | None = None
@@ -63,7 +63,7 @@ class CompleteLeased(msgspec.Struct, gc=False):
 
 
 class RetryLeased(msgspec.Struct, gc=False):
-    """These items of a lease failed and go back after `delay`. Not `counted`: the attempt is given back too."""
+    """Return items of a lease after `delay`, because they failed. If not `counted`, no attempt is counted."""
 
     lease: int
     offsets: Sequence[int] | None = None
@@ -74,38 +74,38 @@ class RetryLeased(msgspec.Struct, gc=False):
 
 
 class BuryLeased(msgspec.Struct, gc=False):
-    """These items of a lease are given up."""
+    """Bury items of a lease."""
 
     lease: int
     offsets: Sequence[int] | None = None
     reason: str = ""
     request: bytes | None = None
     keep_later_items: bool = False
-    """Those behind them in their keys' lines stay with the lease: they were handled, too. (Not where a burial parks its key.)"""
+    """Leave the later items of their units leased, because they were handled too. Ignored if a burial parks its key."""
 
 
 class CompleteUnleased(msgspec.Struct, gc=False):
-    """Of these items, those that are ready are done: what the holder of the consumer right handled under leases that ended meanwhile."""
+    """Complete the ready ones of these items: the consumer right's holder handled them under ended leases."""
 
     offsets: Sequence[int]
     consumer: str
     only_lease_expired: bool = False
-    """Only those that a lease has ended on, and nothing else has happened to since."""
+    """Only items whose last lease expired and to which nothing happened since."""
 
 
 class ExtendLease(msgspec.Struct, gc=False):
-    """The lease ends `timeout` (0: as long as it was given for) from now."""
+    """Set the lease's deadline to `timeout` (0: its original timeout) from now."""
 
     lease: int
     timeout: int = 0
     request: bytes | None = None
     after_deadline: bool = False
-    """Even if its deadline is past, as long as nobody has come by to take its items back: for holders inside the owner's process, who could
-    not be given the time to ask earlier."""
+    """Also extend a lease that is past its deadline, if it has not expired by a record yet. For consumers inside the
+    owner's process, which may not have been given the time to ask earlier."""
 
 
 class SetProgress(msgspec.Struct, gc=False):
-    """How far the holder of an item has come, in its own words."""
+    """Report the progress of the handler of a leased item, as a text."""
 
     lease: int
     offset: int
@@ -117,14 +117,14 @@ class Configure(msgspec.Struct, gc=False):
 
 
 class Pause(msgspec.Struct, gc=False):
-    """None leaves a side as it is."""
+    """Pause (True) or resume (False) leasing and producing; None: no change."""
 
     lease: bool | None = None
     produce: bool | None = None
 
 
 class Clear(msgspec.Struct, gc=False):
-    """Resolve everything in the states named."""
+    """Complete all items in the states that are True."""
 
     ready: bool = False
     scheduled: bool = False
@@ -133,45 +133,45 @@ class Clear(msgspec.Struct, gc=False):
 
 
 class Seek(msgspec.Struct, gc=False):
-    """Completed items from `offset` on become ready again."""
+    """Make completed items from `offset` on ready again."""
 
     offset: int
 
 
 class Redrive(msgspec.Struct, gc=False):
-    """Buried items become ready again; None is all of them."""
+    """Make buried items ready again; None: all of them."""
 
     offsets: Sequence[int] | None = None
 
 
 class Drop(msgspec.Struct, gc=False):
-    """Let go of the bytes of resolved items; runs, flat."""
+    """Delete the bytes of resolved items (flat runs)."""
 
     runs: list[int]
 
 
 class PutCursor(msgspec.Struct, gc=False):
-    """A cursor, made when it is new, has read everything before `offset`; from there on it holds retention back."""
+    """Create or move a cursor: it has read everything before `offset`, and retention keeps everything from there on."""
 
     name: str
     offset: int
 
 
 class ForgetCursor(msgspec.Struct, gc=False):
-    """A cursor is done with."""
+    """Remove a cursor."""
 
     name: str
 
 
 class Send(msgspec.Struct, gc=False):
-    """Items that are ready or buried leave for another partition."""
+    """Transfer items that are ready or buried to another partition."""
 
     offsets: Sequence[int]
     destination: bytes
 
 
 class ConfirmTransfer(msgspec.Struct, gc=False):
-    """A transfer arrived: its items have offsets from `base` on there (-1: not known)."""
+    """Confirm that a transfer arrived: its items have offsets from `base` on there (-1: unknown)."""
 
     destination: bytes
     sequence: int
@@ -179,34 +179,34 @@ class ConfirmTransfer(msgspec.Struct, gc=False):
 
 
 class AddFences(msgspec.Struct, gc=False):
-    """Slots came here by version `version` of the slot map; their items wait until their old partitions have resolved what they hold.
+    """Fence slots that version `version` of the slot map moved here, until their old partitions are done with them.
 
-    Version 0 says nothing of slots: it only brings dedup ids, of which there may be too many for one record.
+    Version 0 only brings dedup ids: there may be too many for one record.
     """
 
     version: int
-    barriers: Sequence[FenceSpec]
-    """Whose `since` is 0 begin here and now, and at the very beginning when it is -1."""
+    fences: Sequence[FenceSpec]
+    """A `since` of 0 means the next offset, -1 means position 0."""
     dedup_ids: Sequence[tuple[bytes, int, int]] = ()
-    """Dedup ids that come along: (digest, time left, where the first item is)."""
+    """Dedup ids of these slots: (digest, time left, number of the first item)."""
 
 
 class NarrowFence(msgspec.Struct, gc=False):
-    """The backlog behind a barrier is worked off; only these keys are left of it."""
+    """Let a fence cover only these keys: the backlog that it waited for is resolved, except for them."""
 
     number: int
     keys: Sequence[int]
 
 
 class LiftFence(msgspec.Struct, gc=False):
-    """These keys of a narrowed barrier are free."""
+    """Let a narrowed fence no longer cover these keys."""
 
     number: int
     keys: Sequence[int]
 
 
 class ReleaseParkedKey(msgspec.Struct, gc=False):
-    """A parked key goes on without its buried items."""
+    """Release a parked key; its buried items stay buried."""
 
     key: int
 
@@ -238,13 +238,13 @@ Command: TypeAlias = (
 
 
 class Stored(msgspec.Struct, gc=False):
-    """Each item's offset: `count` from `base` on, or, where some were there before, `ids`."""
+    """The offsets of produced items: `count` from `base` on, or `ids` if some are duplicates."""
 
     base: int
     count: int
     ids: list[int] | None = None
     repeated: bool = False
-    """Nothing was added: the request or transfer was stored before."""
+    """Whether nothing was added, because the request or transfer was stored before."""
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -252,13 +252,13 @@ class Stored(msgspec.Struct, gc=False):
 
 
 class LeaseAnswer(msgspec.Struct, gc=False):
-    """A lease, or nothing (lease 0)."""
+    """A lease; number 0 if nothing was leased."""
 
     lease: int
     deadline: int = 0
     runs: list[int] = []
     attempts: dict[int, int] = {}
-    """Attempt numbers above 1; every other item is at its first."""
+    """offset → attempt number, where it is above 1."""
 
     @property
     def count(self) -> int:
@@ -266,26 +266,26 @@ class LeaseAnswer(msgspec.Struct, gc=False):
 
 
 class Settled(msgspec.Struct, gc=False, tag=True):
-    """How many items the call settled, and which it refused, because the lease does not hold them (any more)."""
+    """How many items were settled, and which were refused because the lease does not (or no longer) hold them."""
 
     done: int
     refused: list[int] = []
     early: list[int] = []
-    """Refused because an earlier item of their key, held by the same lease, must be settled first."""
+    """Items refused because an earlier item of their key under the same lease must be settled first."""
 
 
 class ItemCount(msgspec.Struct, gc=False):
-    """How many items an operator's command moved."""
+    """How many items a command changed."""
 
     items: int
 
 
 class AskAgain(msgspec.Struct, gc=False):
-    """Progress was made but not enough to answer: apply the records and ask again."""
+    """The command is not finished: apply the records and give the command again."""
 
 
 class StraysFound(msgspec.Struct, gc=False):
-    """These ready items belong elsewhere: send them, then ask again."""
+    """These ready items belong to other partitions: send them, then give the command again."""
 
     offsets: list[int]
 

@@ -1,9 +1,9 @@
-"""What records say happened to which items.
+"""The events of items that records stand for.
 
-Owns: `EventReplay`, which tells of every record what it does to items and then applies it (machine.py: the rules are there, and only there);
-`EventRuns`, one event of many items as one record tells it, in runs; `Event`, the same of one item.
-A state that is carried on from a log's front, or from a Base, tells every transition of life.py's table. Where damage took records, what
-follows may tell of items in a state that the table does not expect, up to the next Base.
+Owns: `EventReplay`, which applies records to a state (by machine.py) and gives the events of each; `EventRuns`, one
+event of many items, as runs; `Event`, one event of one item.
+A replay from a log's first record, or from a Base, gives every transition of the table in item_states.py. After records
+were lost by damage, events may come in a state that the table does not allow, up to the next Base.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,33 +22,33 @@ from penstock.words.clock import Moment
 from penstock.words.ids import format_id
 
 RETURNED = "returned with an earlier item of its key"
-REBOOTED = "the machine was started anew: every lease has its full timeout again"
+REBOOTED = "the machine was restarted: every lease has its full timeout again"
 DAMAGED = "damage took its bytes"
 PLACE_BYTES = len(pack_destination(0, 0))
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """Something that happened to an item."""
+    """One event of one item."""
 
     event: str
-    """The value of a life.Event."""
+    """The value of a Transition."""
     offset: int
     at: int
     """Wall microseconds."""
     attempt: int = 0
-    """Which attempt it happened in; of an item that is not leased, how many failed before."""
+    """The attempt in which it happened; of an item that is not leased, how many attempts failed before."""
     reason: str = ""
     consumer: str = ""
     lease: int = 0
-    """The number of the lease under which it happened; 0 for none."""
+    """The number of the lease under which it happened; 0: none."""
     destination: str = ""
-    """Where it leaves for, as `format_place` writes it."""
+    """The partition to which the item is sent (`format_place`)."""
     source: str = ""
-    """Where it came from, if it was not produced here first."""
+    """The partition from which a transferred item came (`format_place`)."""
 
 
 class EventRuns(NamedTuple):
-    """The same event of many items, by one record. Its fields are those of `Event` but for:"""
+    """The same event of many items, from one record. Fields without a docstring are as in `Event`."""
 
     event: Kind
     runs: list[int]
@@ -56,18 +56,18 @@ class EventRuns(NamedTuple):
     at: int
     attempt: int = 0
     attempts: dict[int, int] = {}  # noqa: RUF012 (never changed)
-    """offset → attempt, where it is not `attempt`."""
+    """offset → attempt, where it differs from `attempt`."""
     reason: str = ""
     consumer: str = ""
     lease: int = 0
     destination: bytes = b""
-    """As outbox.destination packs it."""
+    """As `pack_destination` gives it."""
     base: int = -1
-    """The offset there of the first item; -1 when it is not known (yet)."""
+    """The offset of the first item at the destination; -1: unknown, or not known yet."""
     source: bytes = b""
 
     def events(self) -> Iterator[Event]:
-        """One by one."""
+        """An Event for each item."""
         if self.destination:
             return (self._event(offset, index) for index, offset in enumerate(offsets(self.runs)))
         _, _, at, attempt, attempts, reason, consumer, lease, _, _, _ = self
@@ -76,7 +76,7 @@ class EventRuns(NamedTuple):
         return (Event(event, offset, at, number, reason, consumer, lease, "", source) for offset, number in found)
 
     def event_of(self, offset: int) -> Event | None:
-        """That of one item, if it is among them."""
+        """The Event of one item, or None."""
         index = 0
         for start, stop in pairs(self.runs):
             if start <= offset < stop:
@@ -92,52 +92,52 @@ class EventRuns(NamedTuple):
 
 
 def format_place(packed: bytes, offset: int | None = None) -> str:
-    """A partition of any queue, or an item of it: "<incarnation, 16 hex digits>/<partition>" or "…/<item id>"."""
-    if len(packed) != PLACE_BYTES:  # a source may be named in any way
+    """A partition of any queue, or an item, as text: "<incarnation, 16 hex digits>/<partition>" or "…/<item id>"."""
+    if len(packed) != PLACE_BYTES:  # the source of a chunk is no partition
         return packed.hex()
     incarnation, partition = unpack_destination(packed)
     return f"{incarnation:016x}/{partition if offset is None else format_id(partition, offset)}"
 
 
 class EventReplay:
-    """A state, carried on record by record."""
+    """A state to which records are applied one by one, with the events of each."""
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state if state is not None else State()
 
     def apply(self, record: records.Record, now: Moment) -> list[EventRuns]:
-        """What a record does to items; then it is done. An item is in at most one of them."""
+        """Apply a record and return its events. An item has at most one event per record."""
         kind, state = type(record), self.state
         before, after = BEFORE.get(kind), AFTER.get(kind)
-        told = [*before(state, record, now.wall)] if before is not None else []
+        events = [*before(state, record, now.wall)] if before is not None else []
         machine.apply(state, record, now)
         if after is not None:
-            told += after(state, record, now.wall)
-        return [one for one in told if one.runs]
+            events += after(state, record, now.wall)
+        return [event for event in events if event.runs]
 
 
-# -- what each record tells ----------------------------------------------------------------------------
+# -- the events of each record -------------------------------------------------------------------------
 
 
 def _attempts(state: State, runs: list[int], attempt: int = 0) -> dict[int, int]:
-    """The attempts of items that failed before, and how many more than those `attempt` says."""
-    failures, buried = state.failures, state.burials
+    """offset → attempt, of items that failed before or are buried. `attempt` is 1 if one more attempt is running."""
+    failures, burials = state.failures, state.burials
     found: dict[int, int] = {}
-    if failures or buried:
-        these = offsets(runs)
-        found.update((offset, failures[offset].attempts + attempt) for offset in failures.keys() & these)
-        found.update((offset, buried[offset].attempts) for offset in buried.keys() & these)
+    if failures or burials:
+        items = offsets(runs)
+        found.update((offset, failures[offset].attempts + attempt) for offset in failures.keys() & items)
+        found.update((offset, burials[offset].attempts) for offset in burials.keys() & items)
     return found
 
 
-def _plain(event: Kind, state: State, runs: list[int], at: int, reason: str = "") -> EventRuns:
-    """Of items that nobody holds."""
+def _unleased_event(event: Kind, state: State, runs: list[int], at: int, reason: str = "") -> EventRuns:
+    """The event of items that are not leased."""
     return EventRuns(event, runs, at, 0, _attempts(state, runs), reason)
 
 
-def _held(event: Kind, state: State, grant: LiveLease, runs: list[int], at: int, reason: str = "") -> EventRuns:
-    """Of items of a lease."""
-    return EventRuns(event, runs, at, 1, _attempts(state, runs, 1), reason, grant.consumer, grant.number)
+def _leased_event(event: Kind, state: State, lease: LiveLease, runs: list[int], at: int, reason: str = "") -> EventRuns:
+    """The event of items of a lease."""
+    return EventRuns(event, runs, at, 1, _attempts(state, runs, 1), reason, lease.consumer, lease.number)
 
 
 def _produced(state: State, record: records.Produced, at: int) -> Iterable[EventRuns]:
@@ -149,135 +149,106 @@ def _produced(state: State, record: records.Produced, at: int) -> Iterable[Event
 
 
 def _leased(state: State, record: records.Leased, at: int) -> Iterable[EventRuns]:
-    grant = state.leases.live[record.lease]
-    yield _held(Kind.LEASED, state, grant, grant.runs(), at)
+    lease = state.leases.live[record.lease]
+    yield _leased_event(Kind.LEASED, state, lease, lease.runs(), at)
 
 
 def _opened(state: State, record: records.Opened, at: int) -> Iterable[EventRuns]:
-    for grant in state.leases.live.values() if record.rebooted else ():
-        yield _held(Kind.EXTENDED, state, grant, grant.runs(), at, REBOOTED)
+    for lease in state.leases.live.values() if record.rebooted else ():
+        yield _leased_event(Kind.EXTENDED, state, lease, lease.runs(), at, REBOOTED)
 
 
 def _extended(state: State, record: records.Extended, at: int) -> Iterable[EventRuns]:
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        yield _held(Kind.EXTENDED, state, grant, grant.runs(), at)
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        yield _leased_event(Kind.EXTENDED, state, lease, lease.runs(), at)
 
 
 def _completed(state: State, record: records.Completed, at: int) -> Iterable[EventRuns]:
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        yield _held(Kind.COMPLETED, state, grant, grant.runs() if record.runs is None else record.runs, at)
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        yield _leased_event(Kind.COMPLETED, state, lease, lease.runs() if record.runs is None else record.runs, at)
     else:  # damage took the record of the lease
         yield EventRuns(Kind.COMPLETED, record.runs or [], at, 1, lease=record.lease)
 
 
 def _retried(state: State, record: records.Retried, at: int) -> Iterable[EventRuns]:
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        yield _held(Kind.DELAYED if record.due else Kind.RETRIED, state, grant, record.runs, at, record.reason)
-        yield _held(Kind.RETRIED, state, grant, record.returned, at, RETURNED)
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        yield _leased_event(Kind.DELAYED if record.due else Kind.RETRIED, state, lease, record.runs, at, record.reason)
+        yield _leased_event(Kind.RETRIED, state, lease, record.returned, at, RETURNED)
 
 
 def _expired(state: State, record: records.LeaseExpired, at: int) -> Iterable[EventRuns]:
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        yield _held(Kind.LEASE_EXPIRED, state, grant, grant.runs(), at, LEASE_EXPIRED)
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        yield _leased_event(Kind.LEASE_EXPIRED, state, lease, lease.runs(), at, LEASE_EXPIRED)
 
 
 def _buried(state: State, record: records.Buried, at: int) -> Iterable[EventRuns]:
     if not record.lease:
         event = Kind.TTL_EXPIRED if record.reason == TTL_EXPIRED else Kind.BURIED
-        yield _plain(event, state, record.runs, at, record.reason)
+        yield _unleased_event(event, state, record.runs, at, record.reason)
         return
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        yield _held(Kind.BURIED, state, grant, record.runs, at, record.reason)
-        yield _held(Kind.RETRIED, state, grant, record.returned, at, RETURNED)
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        yield _leased_event(Kind.BURIED, state, lease, record.runs, at, record.reason)
+        yield _leased_event(Kind.RETRIED, state, lease, record.returned, at, RETURNED)
 
 
-def _consumed(state: State, record: records.CompletedUnleased, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.COMPLETED, state, record.runs, at)._replace(consumer=record.consumer)
-
-
-def _due(state: State, record: records.Due, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.DUE, state, record.runs, at)
+def _completed_unleased(state: State, record: records.CompletedUnleased, at: int) -> Iterable[EventRuns]:
+    yield _unleased_event(Kind.COMPLETED, state, record.runs, at)._replace(consumer=record.consumer)
 
 
 def _cleared(state: State, record: records.Cleared, at: int) -> Iterable[EventRuns]:
     for runs in (record.ready, record.scheduled, record.buried):
-        yield _plain(Kind.CLEARED, state, runs, at)
+        yield _unleased_event(Kind.CLEARED, state, runs, at)
     yield EventRuns(Kind.CLEARED, record.leased, at, 1, _attempts(state, record.leased, 1))
 
 
-def _sought(state: State, record: records.Sought, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.SOUGHT, state, record.runs, at)
-
-
-def _redriven(state: State, record: records.RedrivenInPlace, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.REDRIVEN, state, record.runs, at)
+def _runs_as(event: Kind) -> "_EventRule":
+    """The rule of a record with `runs` of items that are not leased, to all of which the same happens."""
+    return lambda state, record, at: [_unleased_event(event, state, record.runs, at)]
 
 
 def _lost(state: State, record: records.Lost, at: int) -> Iterable[EventRuns]:
-    """What was resolved is so still, with or without its bytes. An item of which no record is left was never seen before this."""
-    gone, held = RunSet(), RunSet()
+    """Completed items have no event. An item whose earlier records are lost too has only this one."""
+    lost, leased = RunSet(), RunSet()
     for start, stop in pairs(record.runs):
-        gone.add_all(state.completed.missing(start, stop))
-        held.add_all(state.leased_within(start, stop).runs)
-    gone.remove_all(held.runs)
-    yield _plain(Kind.LOST, state, gone.runs, at, DAMAGED)
-    yield EventRuns(Kind.LOST, held.runs, at, 1, _attempts(state, held.runs, 1), DAMAGED)
-
-
-def _dropped(state: State, record: records.Dropped, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.DROPPED, state, record.runs, at)
+        lost.add_all(state.completed.missing(start, stop))
+        leased.add_all(state.leased_within(start, stop).runs)
+    lost.remove_all(leased.runs)
+    yield _unleased_event(Kind.LOST, state, lost.runs, at, DAMAGED)
+    yield EventRuns(Kind.LOST, leased.runs, at, 1, _attempts(state, leased.runs, 1), DAMAGED)
 
 
 def _sent(state: State, record: records.Sent, at: int) -> Iterable[EventRuns]:
-    yield _plain(Kind.SENT, state, record.runs, at)._replace(destination=record.destination)
+    yield _unleased_event(Kind.SENT, state, record.runs, at)._replace(destination=record.destination)
 
 
 def _delivered(state: State, record: records.Delivered, at: int) -> Iterable[EventRuns]:
     for entry in state.outbox.get(record.destination, ()):
         if entry.sequence == record.sequence:
-            yield _plain(Kind.DELIVERED, state, entry.runs, at)._replace(destination=record.destination, base=record.base)
+            yield _unleased_event(Kind.DELIVERED, state, entry.runs, at)._replace(destination=record.destination, base=record.base)
 
 
-_Tell = Callable[[State, Any, int], Iterable[EventRuns]]
-BEFORE: dict[type, _Tell] = {
+_EventRule = Callable[[State, Any, int], Iterable[EventRuns]]
+BEFORE: dict[type, _EventRule] = {
     records.Extended: _extended,
     records.Completed: _completed,
     records.Retried: _retried,
     records.LeaseExpired: _expired,
     records.Buried: _buried,
-    records.CompletedUnleased: _consumed,
-    records.Due: _due,
+    records.CompletedUnleased: _completed_unleased,
+    records.Due: _runs_as(Kind.DUE),
     records.Cleared: _cleared,
-    records.Sought: _sought,
-    records.RedrivenInPlace: _redriven,
+    records.Sought: _runs_as(Kind.SOUGHT),
+    records.RedrivenInPlace: _runs_as(Kind.REDRIVEN),
     records.Lost: _lost,
-    records.Dropped: _dropped,
+    records.Dropped: _runs_as(Kind.DROPPED),
     records.Sent: _sent,
     records.Delivered: _delivered,
 }
-"""Told of the state in which a record finds the items."""
-AFTER: dict[type, _Tell] = {records.Produced: _produced, records.Leased: _leased, records.Opened: _opened}
-"""Told of the state that it leaves."""
-SILENT: frozenset[type] = frozenset(
-    {
-        records.Configured,
-        records.PassedOver,
-        records.RequestAnswered,
-        records.TtlChecked,
-        records.Paused,
-        records.CursorMoved,
-        records.CursorReleased,
-        records.ProgressSet,
-        records.FencesAdded,
-        records.FenceNarrowed,
-        records.FenceLifted,
-        records.FollowUpSent,
-        records.ParkedKeyReleased,
-    }
-)
-"""Nothing happens to an item of this partition."""
+"""Rules that read the state before the record is applied."""
+AFTER: dict[type, _EventRule] = {records.Produced: _produced, records.Leased: _leased, records.Opened: _opened}
+"""Rules that read the state after the record was applied."""

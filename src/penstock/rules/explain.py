@@ -1,6 +1,6 @@
-"""Why is this item not running? One sentence, and the facts behind it.
+"""Why an item is not being handled: one sentence, and the facts behind it.
 
-Owns: `explain`. Reads the state; needs the item's block only when its key must be known.
+Owns: `explain`. It reads the state, and the item's block only if it needs the item's key.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ LOST = "lost: damage took its bytes"
 
 
 class Explanation(msgspec.Struct):
-    """What an item is doing and why."""
+    """The state of an item and the reason for it."""
 
     state: ItemState
     why: str
@@ -27,18 +27,18 @@ class Explanation(msgspec.Struct):
     lease: int = 0
     consumer: str = ""
     until: int = 0
-    """Elapsed or (scheduled by `at`) wall microseconds."""
+    """Until when the item waits or is leased: elapsed or (scheduled by `at`) wall microseconds."""
     held_by: int | None = None
-    """Offset of the item of the same key that is in the way."""
+    """Offset of the item of the same key that must be settled first."""
     reason: str = ""
     moved_to: tuple[int, int, int] | None = None
-    """Incarnation, partition and offset under which an item that left goes on."""
+    """New incarnation, partition and offset of an item that was transferred."""
     waits_for: int | None = None
-    """The partition that still holds earlier items of its key, after a resize."""
+    """The partition that still holds earlier items of the key, after a resize."""
 
 
-def explain(state: State, offset: int, now: Moment, peek: BlockSource) -> Explanation:
-    """May raise Missing."""
+def explain(state: State, offset: int, now: Moment, blocks: BlockSource) -> Explanation:
+    """Explain an item. Raises InvalidRequest if it does not exist, MissingBlocks if its block must be fetched first."""
     found = state.state_of(offset)
     if found is None:
         raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
@@ -47,21 +47,21 @@ def explain(state: State, offset: int, now: Moment, peek: BlockSource) -> Explan
     if found is ItemState.SCHEDULED:
         return _scheduled(state, offset, now)
     if found is ItemState.READY:
-        return _ready(state, offset, peek)
+        return _ready(state, offset, blocks)
     if found is ItemState.MOVING:
         return _moving(state, offset)
     if found is ItemState.BURIED:
         burial = state.burials[offset]
         return Explanation(found, f"buried because: {burial.reason}", burial.attempts, reason=burial.reason)
     if (there := moved_to(state, offset)) is not None:
-        return Explanation(found, "moved: it goes on elsewhere", moved_to=there)
+        return Explanation(found, "moved to another partition", moved_to=there)
     if offset in state.lost:
         return Explanation(found, LOST)
-    return Explanation(found, "resolved, and let go by retention" if offset in state.dropped else "completed")
+    return Explanation(found, "resolved, and deleted by retention" if offset in state.dropped else "completed")
 
 
 def _moving(state: State, offset: int) -> Explanation:
-    packed = next(packed for packed, line in state.outbox.items() for entry in line if offset in RunSet(entry.runs))
+    packed = next(packed for packed, entries in state.outbox.items() for entry in entries if offset in RunSet(entry.runs))
     burial = state.burials.get(offset)
     reason = burial.reason if burial else ""
     because = f", buried because: {reason}" if burial else ""
@@ -71,13 +71,13 @@ def _moving(state: State, offset: int) -> Explanation:
 
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
-    grant = next(grant for grant in state.leases.live.values() if offset in grant.open_items)
-    left = max(0, grant.deadline - now.elapsed) / SECOND
-    who = grant.consumer or "an unnamed consumer"
+    lease = next(lease for lease in state.leases.live.values() if offset in lease.open_items)
+    left = max(0, lease.deadline - now.elapsed) / SECOND
+    who = lease.consumer or "an unnamed consumer"
     why = f"leased by {who} for another {left:.1f} s"
-    if (note := state.live_progress().get(offset)) is not None:
-        why += f" ({note[1]})"
-    return Explanation(ItemState.LEASED, why, state.attempts(offset) + 1, grant.number, grant.consumer, grant.deadline)
+    if (progress := state.live_progress().get(offset)) is not None:
+        why += f" ({progress[1]})"
+    return Explanation(ItemState.LEASED, why, state.attempts(offset) + 1, lease.number, lease.consumer, lease.deadline)
 
 
 def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
@@ -92,11 +92,11 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
 
 
-def _ready(state: State, offset: int, peek: BlockSource) -> Explanation:
+def _ready(state: State, offset: int, blocks: BlockSource) -> Explanation:
     attempts = state.attempts(offset)
     if state.paused_lease:
         return Explanation(ItemState.READY, "ready, but leasing is paused; resume it", attempts)
-    block = peek.find(offset)
+    block = blocks.find(offset)
     if block.lost:
         return Explanation(ItemState.READY, LOST, attempts)
     key = block.key_of(offset)
@@ -112,10 +112,10 @@ def _ready(state: State, offset: int, peek: BlockSource) -> Explanation:
 def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, attempts: int) -> Explanation:
     line = KeyLine(holder) if isinstance(holder, int) else holder
     if line.lease:
-        grant = state.leases.live[line.lease]
-        first = next(other for other, (_, its) in grant.open_items.items() if its == key)
-        why = f"its key is held: item {first} is leased by {grant.consumer or 'an unnamed consumer'}"
-        return Explanation(ItemState.READY, why, attempts, held_by=first, until=grant.deadline)
+        lease = state.leases.live[line.lease]
+        first = next(other for other, (_, other_key) in lease.open_items.items() if other_key == key)
+        why = f"its key is held: item {first} is leased by {lease.consumer or 'an unnamed consumer'}"
+        return Explanation(ItemState.READY, why, attempts, held_by=first, until=lease.deadline)
     if line.backing_off is not None:
         why = f"its key is held: item {line.backing_off[0]} backs off"
         return Explanation(ItemState.READY, why, attempts, held_by=line.backing_off[0], until=line.until)
@@ -133,13 +133,13 @@ def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, atte
 
 
 def _position(state: State, offset: int) -> int:
-    """Where a ready item stands that is in no line."""
+    """The position of a ready item that is in no key line."""
     extents = (extent for lane in state.lanes.lanes for extent in lane if extent.start <= offset < extent.stop)
     return next((offset if extent.at_own_offset else extent.position for extent in extents), offset)
 
 
 def _fence(state: State, key: int, position: int) -> Fence | None:
-    """The fence behind which an item of a key waits."""
+    """The fence that an item of a key at this position waits for, or None."""
     return next((fence for fence in state.keys.fences if fence.covers(key) and position >= fence.since), None)
 
 

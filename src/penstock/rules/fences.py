@@ -1,8 +1,8 @@
-"""What a partition must wait for after a resize, and what is no longer its own.
+"""After a resize: which items of a partition wait for another partition, and which slots no longer belong to it.
 
-Owns: `Fence`, `Fences` and `MovedSlots`. Items of a fenced slot or key that stand at position `since` or later wait here until partition
-`source` has resolved what it holds of them from before its position `mark`. Earlier items were here before the slot left and came back:
-they go on, since the other partition waits for them in turn. When there are no fences, asking costs nothing.
+Owns: `Fence`, `Fences` and `MovedSlots`. Items of a fenced slot or key at position `since` or later wait until
+partition `source` has resolved the items of the slot or key that it holds from before its position `mark`. Items before
+`since` were here before the slot left and came back: they do not wait, because the other partition waits for them.
 """
 
 from array import array
@@ -23,17 +23,17 @@ def unpack_slots(packed: bytes) -> list[int]:
 
 
 class Fence:
-    """One barrier: whole slots while the old partition's backlog drains, then the keys that are left."""
+    """One fence: of whole slots until the old partition has resolved its backlog, then of the keys that are left."""
 
     __slots__ = ("keys", "mark", "number", "since", "slots", "source")
 
-    def __init__(self, barrier: FenceSpec) -> None:
-        self.number = barrier.number
-        self.source = barrier.source
-        self.mark = barrier.mark
-        self.since = barrier.since
-        self.slots = None if barrier.slots is None else frozenset(unpack_slots(barrier.slots))
-        self.keys = set(unpack_keys(barrier.keys))
+    def __init__(self, spec: FenceSpec) -> None:
+        self.number = spec.number
+        self.source = spec.source
+        self.mark = spec.mark
+        self.since = spec.since
+        self.slots = None if spec.slots is None else frozenset(unpack_slots(spec.slots))
+        self.keys = set(unpack_keys(spec.keys))
 
     def covers(self, key: int) -> bool:
         return key in self.keys if self.slots is None else key & SLOT_MASK in self.slots
@@ -63,11 +63,11 @@ class Fences:
         return iter(self._all)
 
     def waits_from(self, key: int) -> int:
-        """The position from which on items of a key must wait."""
+        """The position from which on items of a key must wait; ENDLESS if none must."""
         return min((fence.since for fence in self._all if fence.covers(key)), default=ENDLESS)
 
-    def add(self, barrier: FenceSpec) -> None:
-        fence = Fence(barrier)
+    def add(self, spec: FenceSpec) -> None:
+        fence = Fence(spec)
         if fence.slots or fence.keys:
             self._all.append(fence)
 
@@ -79,9 +79,9 @@ class Fences:
 
 
 class MovedSlots:
-    """For one partition: the slots that live elsewhere, and from which position on their items here are strays.
+    """For one partition: slots that belong to other partitions, and from which position on their items are strays.
 
-    Items from before that position are the backlog that the slot's new partition waits for: they are handled here.
+    Items before that position are the backlog that the slot's new partition waits for: they are handled here.
     """
 
     __slots__ = ("_awaited", "_backlog", "_number", "_owners", "_unknown")
@@ -99,21 +99,21 @@ class MovedSlots:
         self._backlog = backlog
         """slot → position."""
         self._unknown = unknown
-        """Partitions of which nobody can say what they wait for: all that is here of their slots is handled here."""
+        """Partitions that cannot be asked what they wait for: all items of their slots are handled here."""
         self._awaited = awaited
-        """Keys that wait elsewhere until what their lines hold here is resolved."""
+        """Keys that wait in their new partition until their lines here are resolved."""
 
     def moved_any(self, keys: Iterable[int]) -> bool:
-        """Whether one of these keys lives elsewhere."""
+        """Whether one of these keys belongs to another partition."""
         owners, number = self._owners, self._number
         return any(owners[key & SLOT_MASK] != number for key in keys if key)
 
     def is_stray_key(self, key: int) -> bool:
-        """Whether a key lives elsewhere and nobody waits for what its line holds here: it came back when they had gone on."""
+        """Whether all items in a key's line are strays: its partition does not wait for them."""
         return key not in self._awaited and self.strays_from(key) == 0
 
     def strays_from(self, key: int) -> int:
-        """The position from which on items of a key are strays."""
+        """The position from which on items of a key are strays; ENDLESS if none is."""
         slot = key & SLOT_MASK
         owner = self._owners[slot]
         if owner == self._number:

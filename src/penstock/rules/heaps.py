@@ -11,10 +11,10 @@ Entry = TypeVar("Entry", bound=tuple[int, ...])
 
 
 def in_order(heap: Sequence[Entry]) -> Iterator[Entry]:
-    """The entries of a heap (heapq), lowest first. The first k of them cost O(k log k), however large the heap is."""
+    """The entries of a heap (heapq), lowest first. Reading the first k costs O(k log k), however large the heap is."""
     edge = [(heap[0], 0)] if heap else []
     while edge:
-        entry, at = heappop(edge)
+        entry, index = heappop(edge)
         yield entry
-        for below in range(2 * at + 1, min(2 * at + 3, len(heap))):
-            heappush(edge, (heap[below], below))
+        for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
+            heappush(edge, (heap[child], child))

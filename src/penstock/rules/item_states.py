@@ -1,15 +1,15 @@
-"""The life of an item: every state, every event, every transition, in one table.
+"""The states of an item and the transitions between them, in one table.
 
-An item is SCHEDULED (not before a time), READY (may be leased) or LEASED (someone works on it) until it is resolved:
-COMPLETED or BURIED. MOVING is an item on its way to another partition, where it goes on as a new one. What is resolved comes back
-only by an operator's word (`seek`, `redrive`). A pair that is not in the table is an error.
-Who uses it
-- Decisions about items that a caller chose ask it: what cannot be sent or redriven is refused (`after`), clear takes what can be
-  cleared, and a lowered max_attempts buries what can be buried without a lease (`before`).
-- Other decisions take items from the set of one state (state.py), which costs nothing per item: a lease takes what is READY, and
-  settling takes what its lease holds. They follow the table without asking it.
-- events.py tells every record in the words of the table. That every record moves each of its items along it, and no other item, is
-  checked by `EventChecker` (simulation/partition/checks.py): in the simulations, and at the end of every test of a rule (tests/partition_under_test.py).
+An item is SCHEDULED (not before a time), READY (may be leased) or LEASED (a consumer handles it) until it is resolved:
+COMPLETED or BURIED. MOVING is an item in a transfer to another partition, where it becomes a new item. A resolved item
+becomes ready again only by an administrative operation (`seek`, `redrive`). Any other pair is an error.
+Who uses the table:
+- Decisions about items that a caller chose check it: `next_state` refuses items that cannot be sent or redriven,
+  `states_allowing` gives the states that clear and a lowered max_attempts apply to.
+- Other decisions take items from the set of one state (state.py), which costs nothing per item: a lease takes READY
+  items, settling takes the items of a lease. They follow the table without checking it.
+- events.py names every event by its transition. `EventChecker` (simulation/partition/checks.py) checks that every
+  record moves its items, and no other items, along the table: in the simulations and after every test of a rule.
 `python -m penstock.rules.item_states` prints the diagram of docs/architecture.md from the table.
 """
 
@@ -20,7 +20,7 @@ from penstock.words.errors import InvalidRequest
 
 
 class ItemState(Enum):
-    """Where an item is in its life."""
+    """The state of an item."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -67,26 +67,27 @@ TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
     (ItemState.LEASED, Transition.RETRIED): ItemState.READY,
     (ItemState.LEASED, Transition.DELAYED): ItemState.SCHEDULED,
     (ItemState.LEASED, Transition.LEASE_EXPIRED): ItemState.READY,
-    # handled by the holder of the consumer right, whose lease of it had ended
+    # completed without a lease: the holder of the consumer right handled it and its lease had ended
     (ItemState.READY, Transition.COMPLETED): ItemState.COMPLETED,
-    # given up: by its holder, by spent attempts (also when a lowered max_attempts finds it waiting), by its ttl (never while leased)
+    # buried by its holder, by its number of attempts (also if max_attempts is lowered while it waits), or by its ttl
+    # (never while leased)
     (ItemState.LEASED, Transition.BURIED): ItemState.BURIED,
     (ItemState.READY, Transition.BURIED): ItemState.BURIED,
     (ItemState.SCHEDULED, Transition.BURIED): ItemState.BURIED,
     (ItemState.READY, Transition.TTL_EXPIRED): ItemState.BURIED,
     (ItemState.SCHEDULED, Transition.TTL_EXPIRED): ItemState.BURIED,
-    # an operator's word
+    # administrative operations
     (ItemState.READY, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.SCHEDULED, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.LEASED, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.BURIED, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.COMPLETED, Transition.SOUGHT): ItemState.READY,
     (ItemState.BURIED, Transition.REDRIVEN): ItemState.READY,
-    # on its way to another partition: a dead letter, a redrive, a key that lives elsewhere now
+    # transferred to another partition: a dead letter, a redrive, a key whose slot was moved
     (ItemState.READY, Transition.SENT): ItemState.MOVING,
     (ItemState.BURIED, Transition.SENT): ItemState.MOVING,
     (ItemState.MOVING, Transition.DELIVERED): ItemState.COMPLETED,
-    # retention let go of its bytes
+    # retention deleted its bytes
     (ItemState.COMPLETED, Transition.DROPPED): ItemState.COMPLETED,
     (ItemState.BURIED, Transition.DROPPED): ItemState.COMPLETED,
     # damage took its bytes
@@ -100,14 +101,14 @@ TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
 
 def states_allowing(event: Transition) -> frozenset[ItemState]:
     """The states in which this can happen to an item."""
-    return _BEFORE[event]
+    return _ALLOWING[event]
 
 
-_BEFORE = {event: frozenset(life for life, what in TRANSITIONS if what is event and life is not None) for event in Transition}
+_ALLOWING = {event: frozenset(state for state, known in TRANSITIONS if known is event and state is not None) for event in Transition}
 
 
 def next_state(state: ItemState | None, event: Transition) -> ItemState:
-    """The state that follows, or an error that says what the item is doing instead."""
+    """The state after the event. Raises InvalidRequest, with the item's state, if the table has no such transition."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

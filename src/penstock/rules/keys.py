@@ -1,10 +1,10 @@
-"""Strict keys: which keys are busy, and who waits behind them.
+"""Keys: which keys are held, and which items wait in their lines.
 
-Owns: `KeyLines`, `KeyLine` and `PackedExtents`. A key is in here only while something holds it or waits behind it: a lease, a back-off, a
-parked burial, items passed over. A key that is merely leased costs one dict entry (key id → lease); one with more to say has a `KeyLine`.
-Waiting extents are joined, so a hot key with a million items in a row stays cheap. A free line with waiting items stands in `ready`, a
-heap per lane ordered by the position of its head: a key competes with its head's priority. Entries of `ready` are only hints and are
-checked against the line when they come up; `drop_stale_heads` takes out those that hold good no longer.
+Owns: `KeyLines`, `KeyLine` and `PackedExtents`. A key is in `KeyLines` only while a lease, a back-off or a parked
+burial holds it, or items that were passed over wait in its line. A key that is only leased costs one dict entry
+(key id → lease number); any other has a `KeyLine`. Waiting items are kept as extents, so a key with a million items in
+a row is cheap. The head of a free line is in `free_heads`, a heap per lane ordered by position: a key competes with the
+priority of its head. Entries of `free_heads` may be stale and are checked against the line when they are read.
 """
 
 from array import array
@@ -23,18 +23,18 @@ _STOP = -4  # of the last extent, counted from the end
 
 
 class PackedExtents:
-    """The extents of a line, in order, 40 bytes each. What it hands out are copies.
+    """The extents of a key line, in order, 40 bytes each. The extents it returns are copies.
 
-    Extents come and go at the ends; anything in the middle is rare and rebuilds the whole.
+    Changes at the ends are fast; a change in the middle is rare and moves the whole array.
     """
 
     __slots__ = ("_at", "_data")
 
-    def __init__(self, runs: Iterable[Extent] = ()) -> None:
+    def __init__(self, extents: Iterable[Extent] = ()) -> None:
         self._data = array("q")
-        self._at = 0  # runs before it are gone
-        for run in runs:
-            self.append(run)
+        self._at = 0  # index of the first extent; those before it were removed
+        for extent in extents:
+            self.append(extent)
 
     def __len__(self) -> int:
         return (len(self._data) - self._at) // _FIELDS
@@ -50,25 +50,25 @@ class PackedExtents:
     def last(self) -> Extent:
         return Extent(*self._data[-_FIELDS:])
 
-    def append(self, run: Extent) -> None:
-        self._data.extend(run.astuple())
+    def append(self, extent: Extent) -> None:
+        self._data.extend(extent.astuple())
 
-    def appendleft(self, run: Extent) -> None:
+    def appendleft(self, extent: Extent) -> None:
         if self._at:
             self._at -= _FIELDS
-            self._data[self._at : self._at + _FIELDS] = array("q", run.astuple())
+            self._data[self._at : self._at + _FIELDS] = array("q", extent.astuple())
         else:
-            self._data[0:0] = array("q", run.astuple())
+            self._data[0:0] = array("q", extent.astuple())
 
     def extend_last(self, stop: int) -> None:
-        """The last run goes on to `stop`."""
+        """Let the last extent end at `stop`."""
         self._data[_STOP] = stop
 
     def drop(self, offset: int) -> bool:
-        """Take one item out, wherever it stands."""
+        """Remove one item; whether it was in an extent."""
         data = self._data
         starts = data[self._at :: _FIELDS]
-        index = bisect_right(starts, offset) - 1  # where it is as long as everything stands at its own offset
+        index = bisect_right(starts, offset) - 1  # right if all extents are ordered by offset; otherwise search them all
         if index < 0 or not starts[index] <= offset < data[self._at + index * _FIELDS + 1]:
             stops = data[self._at + 1 :: _FIELDS]
             index = next((at for at, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start <= offset < stop), -1)
@@ -76,11 +76,11 @@ class PackedExtents:
             return False
         at = self._at + index * _FIELDS
         left = Extent(*data[at : at + _FIELDS]).without(offset)
-        data[at : at + _FIELDS] = array("q", [number for run in left for number in run.astuple()])
+        data[at : at + _FIELDS] = array("q", [number for extent in left for number in extent.astuple()])
         return True
 
     def insert(self, new: Extent) -> bool:
-        """Put a run in by position; False when it falls inside another or beside its equal, which is for the caller to sort out."""
+        """Insert an extent by its position. False, and no change, if the position is inside or equal to another's."""
         data = self._data
         positions = data[self._at + 3 :: _FIELDS]
         index = bisect_left(positions, new.position)
@@ -95,7 +95,7 @@ class PackedExtents:
         return True
 
     def step(self) -> None:
-        """The first item leaves."""
+        """Remove the first item."""
         data, at = self._data, self._at
         start, stop, _, position, _ = data[at : at + _FIELDS]
         if start + 1 < stop:
@@ -113,18 +113,20 @@ class PackedExtents:
 
 
 class KeyLine:
-    """One key: what holds it and what waits behind."""
+    """The line of one key: what holds the key, and the items that wait."""
 
     __slots__ = ("backing_off", "kept_positions", "lease", "parked", "until", "waiting")
 
     def __init__(self, lease: int = 0) -> None:
         self.lease = lease
         self.backing_off: tuple[int, int] | None = None
-        """(offset, lane) of the item whose delay holds the key."""
+        """(offset, lane) of the item whose back-off holds the key."""
         self.until = 0
+        """When the back-off ends, by elapsed time."""
         self.parked: list[int] = []
+        """Offsets of the buried items that hold the key."""
         self.kept_positions: dict[int, int] = {}
-        """offset → position of items that came back by a transfer to where they stood before they were buried (produce.py)."""
+        """offset → position, of items that a transfer returned to the position of a buried item (produce.py)."""
         self.waiting = PackedExtents()
 
     @property
@@ -133,15 +135,15 @@ class KeyLine:
 
     @property
     def merely_leased(self) -> bool:
-        """Says no more than its lease does."""
+        """Whether the line has nothing but a lease."""
         return not (self.backing_off or self.parked or self.waiting or self.kept_positions)
 
     def position(self, offset: int) -> int:
-        """Where an item of this key stands whenever it returns: at its own offset, or in the place it came back to."""
+        """The position of an item that returns to this line: its own offset, or the position it kept."""
         return self.kept_positions.get(offset, offset)
 
     def push(self, new: Extent) -> None:
-        """Queue up by position: nearly always at the back."""
+        """Add an extent by its position: nearly always at the end."""
         last = self.waiting.last if self.waiting else None
         if last is not None and last.can_be_joined_by(new.start, new.tag, new.position, new.ready_at):
             self.waiting.extend_last(new.stop)
@@ -153,36 +155,37 @@ class KeyLine:
     def _insert(self, new: Extent) -> None:
         if self.waiting.insert(new):
             return
-        runs = [new]
-        for run in self.waiting:
-            runs += run.cut([new.position])
-        self.waiting = PackedExtents(sorted(runs, key=lambda run: run.order))
+        extents = [new]
+        for extent in self.waiting:
+            extents += extent.cut([new.position])
+        self.waiting = PackedExtents(sorted(extents, key=lambda extent: extent.order))
 
     def drop(self, offset: int) -> bool:
-        """Take one item out of the line."""
+        """Remove a waiting item; whether it was there."""
         return self.waiting.drop(offset)
 
 
 class KeyLines:
-    """All keys that are not simply free."""
+    """All keys that are held or have waiting items."""
 
     __slots__ = ("by_key", "fences", "free_heads", "freed")
 
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
         self.freed: list[int] | None = None
-        """Keys that nothing holds any more, since somebody asked for them; None when nobody does. Not state: a note for the queue."""
+        """For resizes: keys that became free since the last `take_freed`; None before the first. Not stored."""
         self.by_key: dict[int, int | KeyLine] = {}
+        """key → the number of the lease that holds it, or its line."""
         self.free_heads: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
-        """Per lane: (position, offset, key) of heads that may be leased."""
+        """Per lane: a heap of (position, offset, key) of heads that may be leased."""
 
     def take_freed(self) -> list[int] | None:
-        """The keys that were freed since this was last asked; None when nobody had asked before."""
+        """The keys that became free since the last call; None at the first call."""
         found, self.freed = self.freed, []
         return found
 
     def line(self, key: int) -> KeyLine:
-        """The key's line, made when there is none."""
+        """The key's line; it is created if there is none."""
         found = self.by_key.get(key)
         if not isinstance(found, KeyLine):
             found = self.by_key[key] = KeyLine(found or 0)
@@ -192,7 +195,7 @@ class KeyLines:
         return [(key, found) for key, found in self.by_key.items() if isinstance(found, KeyLine)]
 
     def head(self, lane: int, position: int, offset: int, key: int) -> KeyLine | None:
-        """The line that a `ready` entry speaks of, if it still holds good."""
+        """The line of an entry of `free_heads`; None if the entry is stale."""
         found = self.by_key.get(key)
         if not isinstance(found, KeyLine) or found.busy or not found.waiting:
             return None
@@ -202,7 +205,7 @@ class KeyLines:
         return found if (first.tag, first.position, first.start) == (lane, position, offset) else None
 
     def free_lines(self, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
-        """The entries of the free keys of a lane, best first, each with its line. A key may come twice."""
+        """The valid entries of a lane's `free_heads`, best first, each with its line. A key may occur twice."""
         for entry in in_order(self.free_heads[lane]):
             line = self.head(lane, *entry)
             if line is not None:
@@ -213,13 +216,13 @@ class KeyLines:
         return next((line for _, line in self.free_lines(lane)), None) if self.free_heads[lane] else None
 
     def drop_stale_heads(self) -> None:
-        """Take entries that hold good no longer from the tops of `ready`, so that nobody looks at them twice."""
-        for lane, ready in enumerate(self.free_heads):
-            while ready and self.head(lane, *ready[0]) is None:
-                heappop(ready)
+        """Remove stale entries from the tops of `free_heads`, so that they are not read again."""
+        for lane, heads in enumerate(self.free_heads):
+            while heads and self.head(lane, *heads[0]) is None:
+                heappop(heads)
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
-        """A lease holds these keys."""
+        """Let a lease hold these keys."""
         mapped = self.by_key
         if mapped.keys().isdisjoint(keys):
             mapped.update(dict.fromkeys(keys, lease))
@@ -232,7 +235,7 @@ class KeyLines:
                 mapped[key] = lease
 
     def release(self, keys: Sequence[int], lease: int) -> None:
-        """The lease holds these keys no longer."""
+        """Let a lease no longer hold these keys."""
         mapped = self.by_key
         for key in keys:
             found = mapped.get(key)
@@ -245,7 +248,7 @@ class KeyLines:
                 self.update_head(key, found)
 
     def update_head(self, key: int, line: KeyLine) -> None:
-        """After a change: a free line offers its head unless it is fenced, or goes when it has none."""
+        """After a change of a line: if it is free, remove it when empty, or add its head unless that is fenced."""
         if line.busy:
             return
         if self.freed is not None:
@@ -258,16 +261,16 @@ class KeyLines:
         else:
             del self.by_key[key]
 
-    def pass_over(self, key: int, run: Extent) -> None:
-        """Items join the line of their key, and are offered at once if nothing holds it."""
+    def pass_over(self, key: int, extent: Extent) -> None:
+        """Put items into the line of their key."""
         line = self.line(key)
         before = line.waiting.first.start if line.waiting else None
-        line.push(run)
+        line.push(extent)
         if line.waiting.first.start != before:
             self.update_head(key, line)
 
     def take(self, key: int, start: int, stop: int) -> None:
-        """Items [start, stop) leave the front of the line."""
+        """Remove items [start, stop) from the front of a key's line."""
         found = self.by_key.get(key)
         if not isinstance(found, KeyLine):
             return
@@ -277,15 +280,15 @@ class KeyLines:
             else:
                 found.drop(offset)
 
-    def remove_lost(self, gone: RunSet) -> None:
-        """Damage took items whose keys can no longer be read: look through all lines, once."""
+    def remove_lost(self, lost: RunSet) -> None:
+        """Remove lost items from all lines. Their keys cannot be read any more, so every line is searched."""
         for key, line in self.lines():
-            lost = [offset for run in line.waiting for offset in offsets(gone.within(run.start, run.stop))]
-            for offset in lost:
+            waiting = [offset for extent in line.waiting for offset in offsets(lost.within(extent.start, extent.stop))]
+            for offset in waiting:
                 line.drop(offset)
-            parked = [offset for offset in line.parked if offset not in gone]
-            backing_off = line.backing_off is not None and line.backing_off[0] in gone
-            if lost or backing_off or len(parked) < len(line.parked):
+            parked = [offset for offset in line.parked if offset not in lost]
+            backing_off = line.backing_off is not None and line.backing_off[0] in lost
+            if waiting or backing_off or len(parked) < len(line.parked):
                 line.parked = parked
                 line.backing_off = None if backing_off else line.backing_off
                 self.update_head(key, line)

@@ -1,13 +1,14 @@
-"""The ready items nobody has touched yet: FIFO lanes by priority, kept as extents of the log.
+"""Lanes: the ready items of each priority, first in, first out, as extents of the log.
 
-Owns: `Lanes`, `Extent`, and how heads of lanes compare (`Rank`, `lifted`, `best_rank`). An extent is a range of offsets that became ready
-together; what its items are (keys, priorities) stays on disk until a lease reaches them, so a backlog costs extents, not items and not
-frames.
-- position: where the extent stands in the order of becoming ready. An item ready at once stands at its own offset; one that came
-  later (due, retried, redriven) stands at the offset that was next when it came. Positions never fall along a lane.
-- ready_at: since when it waits, for aging; extents within a second of each other are joined and keep the first time.
-- KEYED: some item may have a key, so keys must be looked at. SPARSE: items of other lanes lie in between, so priorities must be looked at.
-An extent only says where to look: `State.away` says which of its items are ready.
+Owns: `Lanes`, `Extent`, and how heads of lanes compare (`Rank`, `aged_priority`, `best_rank`). An extent is a range of
+offsets that became ready together. The keys and priorities of its items stay on disk until a lease reads them, so the
+memory of a backlog grows with its extents, not with its items or frames.
+- position: the place of the extent in the order of becoming ready. An item that was ready when it was produced has its
+  own offset as position; one that became ready later (due, retried, redriven) has the offset that was then the
+  next one. Positions never fall along a lane.
+- ready_at: since when it waits, for aging. Extents of one second are joined and keep the first time.
+- KEYED: items may have keys, so keys must be read. SPARSE: it covers items of other lanes, so priorities must be read.
+An extent may cover items that are no longer ready: an item of it is ready if it is not in `State.outside_lanes`.
 """
 
 from collections import deque
@@ -27,25 +28,25 @@ JOIN_WITHIN = 1 * SECOND
 
 
 class Rank(NamedTuple):
-    """Where a ready item stands in the order of the whole queue: the lowest goes first. Items of different partitions compare by it."""
+    """The order of ready items across the partitions of a queue: the lowest rank is leased first."""
 
     priority: int
     since: int
-    """Since when it waits in its place. Elapsed time is per partition: it only compares with others once it is put on one clock."""
+    """Since when the item waits. Elapsed time is per partition: convert it to one clock before comparing partitions."""
 
 
 def aged_priority(lane: int, since: int, aging: int, now: int) -> int:
-    """The priority that an item of a lane competes with: every `aging` of waiting lifts it one step (0: never)."""
+    """The priority of an item of a lane that waits since `since`: one step better per `aging` (0: never)."""
     return max(0, lane - (now - since) // aging) if aging else lane
 
 
 def best_rank(heads: Iterable[Rank], aging: int, now: int) -> Rank | None:
-    """The best of these heads of lanes when each is lifted by its age; None when there is none."""
+    """The best of these heads of lanes, each with its aged priority; None if there are none."""
     return min([Rank(aged_priority(lane, since, aging, now), since) for lane, since in heads], default=None)
 
 
 class Extent:
-    """Offsets [start, stop) that stand together in a lane, or in the line of a key (keys.py)."""
+    """Offsets [start, stop) that are together in a lane, or in a key line (keys.py)."""
 
     __slots__ = ("position", "ready_at", "start", "stop", "tag")
 
@@ -53,41 +54,41 @@ class Extent:
         self.start = start
         self.stop = stop
         self.tag = tag
-        """In a lane: KEYED and SPARSE, or 0. In a key's line: the lane of its items."""
+        """In a lane: KEYED and SPARSE, or 0. In a key line: the lane of the items."""
         self.position = position
         self.ready_at = ready_at
 
     @property
     def at_own_offset(self) -> bool:
-        """Ready since it was produced: each item stands at its own offset."""
+        """Whether each item's position is its own offset: it is ready since it was produced."""
         return self.position == self.start
 
     @property
     def order(self) -> tuple[int, bool, int, int]:
-        """By position; what stands there because it came later than its offset says came before the item of that offset."""
+        """Sort key: by position; an item that became ready later comes before the one with that offset."""
         return (self.position, self.at_own_offset, self.ready_at, self.start)
 
     def part(self, start: int, stop: int) -> "Extent":
-        """Some of its items, where they stand."""
+        """An extent of some of its items, at their positions."""
         return Extent(start, stop, self.tag, start if self.at_own_offset else self.position, self.ready_at)
 
     def parts(self, runs: Iterable[int]) -> "list[Extent]":
-        """Its items in these runs (flat; empty ones do not count)."""
+        """Extents of its items in these flat runs; empty runs are ignored."""
         return [self.part(start, stop) for start, stop in pairs(runs) if start < stop]
 
     def cut(self, positions: Iterable[int]) -> "list[Extent]":
-        """The extent in parts: where something that came late stands between its items, one ends and the next begins."""
+        """The extent, split at these positions, so that others can be put between its parts."""
         if not self.at_own_offset:
             return [self]
         edges = [self.start, *(position for position in positions if self.start < position < self.stop), self.stop]
         return [self.part(start, stop) for start, stop in pairwise(edges)]
 
     def without(self, offset: int) -> "list[Extent]":
-        """What is left when one item goes."""
+        """The extents that are left when one item is removed."""
         return self.parts((self.start, offset, offset + 1, self.stop))
 
     def can_be_joined_by(self, start: int, tag: int, position: int, ready_at: int) -> bool:
-        """Whether an extent that begins so can be joined to the end of this one."""
+        """Whether an extent with these values can be joined to the end of this one."""
         if self.stop != start or self.tag != tag or not 0 <= ready_at - self.ready_at < JOIN_WITHIN:
             return False
         mine = self.position
@@ -109,7 +110,7 @@ class Lanes:
         self.lanes: list[deque[Extent]] = [deque() for _ in range(LAST_PRIORITY + 1)]
 
     def add(self, lane: int, start: int, stop: int, flags: int, position: int, ready_at: int) -> None:
-        """Put [start, stop) at the tail of a lane, joined with what is there when it carries on."""
+        """Add [start, stop) at the tail of a lane; it is joined with the last extent if possible."""
         extents = self.lanes[lane]
         tail = extents[-1] if extents else None
         if tail is not None and tail.can_be_joined_by(start, flags, position, ready_at):
@@ -118,15 +119,18 @@ class Lanes:
             extents.append(Extent(start, stop, flags, position, ready_at))
 
     def trim(self, lane: int, start: int, stop: int, left: Iterable[int] = ()) -> Extent | None:
-        """Take [start, stop) out of the first extent that holds some of it, and return what that was; `left` stays, without keys."""
+        """Remove [start, stop) from the first extent that overlaps it; returns that extent as it was, or None.
+
+        The runs `left` stay; none of their items has a key.
+        """
         extents = self.lanes[lane]
-        index, extent = next(((at, one) for at, one in enumerate(extents) if one.start < stop and start < one.stop), (0, None))
+        index, extent = next(((at, each) for at, each in enumerate(extents) if each.start < stop and start < each.stop), (0, None))
         if extent is None:
             return None
         kept = [extent.part(extent.start, start)] if extent.start < start else []
-        for one in extent.parts(left) if left else ():
-            one.tag = 0
-            kept.append(one)
+        for part in extent.parts(left) if left else ():
+            part.tag = 0
+            kept.append(part)
         if stop < extent.stop:
             kept.append(extent.part(stop, extent.stop))
         if index == 0:
@@ -138,28 +142,28 @@ class Lanes:
 
     @property
     def keyed(self) -> bool:
-        """Whether keys must be looked at anywhere."""
+        """Whether the keys of some extent must be read."""
         return any(self.first_keyed(lane) is not None for lane in range(len(self.lanes)))
 
     def first_keyed(self, lane: int) -> Extent | None:
-        """The first extent of a lane in which keys must be looked at."""
+        """The first extent of a lane whose keys must be read."""
         return next((extent for extent in self.lanes[lane] if extent.tag & KEYED), None)
 
     def merge(self, returning: list[tuple[int, Extent]]) -> None:
-        """Put extents (with their lanes) back among the others, in order of position."""
+        """Insert (lane, extent) pairs into their lanes by position."""
         for lane, extents in enumerate(self.lanes):
-            more = [extent for where, extent in returning if where == lane]
+            more = [extent for its_lane, extent in returning if its_lane == lane]
             if more:
                 together = [*sorted(more, key=lambda extent: extent.order), *extents]
                 late = sorted({extent.position for extent in together if not extent.at_own_offset})
                 cut = [part for extent in together for part in extent.cut(late)]
-                self.lanes[lane] = deque(sorted(cut, key=lambda extent: extent.order[:3]))  # equals stay as they came
+                self.lanes[lane] = deque(sorted(cut, key=lambda extent: extent.order[:3]))  # equal ones keep their order
 
     def drop(self, runs: Iterable[int]) -> None:
-        """Take offsets out wherever an extent covers them, as it does when they were resolved where they stood."""
-        gone = RunSet(runs)
+        """Remove offsets from all extents that cover them: also items resolved without a lease are covered."""
+        dropped = RunSet(runs)
         for lane, extents in enumerate(self.lanes):
-            kept = (part for extent in extents for part in extent.parts(gone.missing(extent.start, extent.stop)))
+            kept = (part for extent in extents for part in extent.parts(dropped.missing(extent.start, extent.stop)))
             self.lanes[lane] = deque(kept)
 
     def clear(self) -> None:

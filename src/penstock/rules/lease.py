@@ -1,22 +1,38 @@
-"""Lease: ready items are given out, oldest first within priority, one at a time per key.
+"""Leasing: which ready items a lease takes, oldest first within a priority, one at a time per key.
 
-Owns: `decide_lease`, `apply_leased`, `apply_passed`. What is taken is planned in plan.py.
+Owns: `decide_lease`, `apply_leased`, `apply_passed_over`, and `LeasePlan`, which finds the items of a lease by reading
+lanes and key lines without changing them. Its candidates are the first extents of lanes and the heads of free key
+lines; the one with the lowest (aged priority, position) is taken, unless it is worse than the command's `worst_rank`.
+Items of busy keys that are found on the way are passed over: moved into their key's line, once. A keyed item may only
+be taken if no earlier item of its key can be unread in another lane; if one might, that lane is read first.
+Limits: a plan scans about SCAN_ITEMS items. Then it stops with what it has, or answers AskAgain.
 """
 
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby, islice
+from typing import NamedTuple
 
 from penstock.rules.commands import AcquireLease, Answer, AskAgain, LeaseAnswer, StraysFound
-from penstock.rules.lanes import Extent, Rank, aged_priority
-from penstock.rules.lease_plan import LeasePlan
+from penstock.rules.fences import ENDLESS
+from penstock.rules.keys import KeyLine
+from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, aged_priority
 from penstock.rules.leases import EPOCH_SHIFT, LiveLease
-from penstock.rules.records import LaneTake, Leased, Lost, PassedOver, Record, RequestAnswered, unpack_keys
-from penstock.rules.runs import offsets, pairs
-from penstock.rules.state import BlockSource, State
+from penstock.rules.records import LaneTake, Leased, LineTake, Lost, PassedOver, Record, RequestAnswered, pack_keys, unpack_keys
+from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import count, from_offsets, offsets, pairs
+from penstock.rules.state import Block, BlockSource, State
 from penstock.words.batch import check_name, check_request
 from penstock.words.clock import Moment
 from penstock.words.limits import MAX_BATCH_ITEMS, check_lease_timeout, check_range
 
 NOTHING = LeaseAnswer(0)
+SCAN_ITEMS = 20_000
+"""A plan stops after scanning about so many items."""
+STRAY_ITEMS = 1_000
+"""Most strays of one key line that a plan reports at a time."""
+PASS_COST = 100
+"""The cost of cutting a lane's extent, as a number of scanned items."""
 
 
 def validate_lease(command: AcquireLease) -> AcquireLease:
@@ -29,18 +45,18 @@ def validate_lease(command: AcquireLease) -> AcquireLease:
     return command
 
 
-def decide_lease(state: State, command: AcquireLease, now: Moment, peek: BlockSource) -> tuple[list[Record], Answer]:
+def decide_lease(state: State, command: AcquireLease, now: Moment, blocks: BlockSource) -> tuple[list[Record], Answer]:
     validate_lease(command)
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
-        grant = state.leases.live.get(known.lease)
-        return [], NOTHING if grant is None else lease_answer(state, grant.number, grant.deadline, grant.runs())
+        lease = state.leases.live.get(known.lease)
+        return [], NOTHING if lease is None else lease_answer(state, lease.number, lease.deadline, lease.runs())
     if state.paused_lease:
         return [], NOTHING
     timeout = command.timeout or state.policy.lease_timeout
-    lease, deadline = state.next_lease, now.elapsed + timeout
-    if command.request is None and (take := _plain(state, command, now.elapsed)) is not None:
-        return [Leased(lease, deadline, timeout, command.consumer, [take])], lease_answer(state, lease, deadline, [take.start, take.stop])
-    plan = LeasePlan(state, command, now, peek)
+    number, deadline = state.next_lease, now.elapsed + timeout
+    if command.request is None and (take := _simple_take(state, command, now.elapsed)) is not None:
+        return [Leased(number, deadline, timeout, command.consumer, [take])], lease_answer(state, number, deadline, [take.start, take.stop])
+    plan = LeasePlan(state, command, now, blocks)
     plan.fill()
     if plan.lost is not None:
         return [Lost(plan.lost)], AskAgain()
@@ -48,14 +64,14 @@ def decide_lease(state: State, command: AcquireLease, now: Moment, peek: BlockSo
         return [], StraysFound(plan.strays)
     if not plan.count:
         return ([PassedOver(plan.takes)] if plan.takes else []), (AskAgain() if plan.more else NOTHING)
-    records: list[Record] = [Leased(lease, deadline, timeout, command.consumer, plan.takes, plan.heads)]
+    records: list[Record] = [Leased(number, deadline, timeout, command.consumer, plan.takes, plan.line_takes)]
     if command.request is not None:
-        records.append(RequestAnswered(command.request, lease=lease))
-    return records, lease_answer(state, lease, deadline, plan.runs)
+        records.append(RequestAnswered(command.request, lease=number))
+    return records, lease_answer(state, number, deadline, plan.runs)
 
 
-def _plain(state: State, command: AcquireLease, now: int) -> LaneTake | None:
-    """The commonest case without a plan: one lane, nothing with a key, enough in the first extent."""
+def _simple_take(state: State, command: AcquireLease, now: int) -> LaneTake | None:
+    """The take of the common case, without a plan: one lane, no keys, enough in the first extent. Otherwise None."""
     filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
     if len(filled) != 1 or any(state.keys.free_heads):
         return None
@@ -70,29 +86,29 @@ def _plain(state: State, command: AcquireLease, now: int) -> LaneTake | None:
     return LaneTake(filled[0], extent.start, stop)
 
 
-def lease_answer(state: State, lease: int, deadline: int, runs: list[int]) -> LeaseAnswer:
-    """The answer to a lease, with the attempt numbers that are above 1."""
+def lease_answer(state: State, number: int, deadline: int, runs: list[int]) -> LeaseAnswer:
+    """The answer of a lease command, with the attempt numbers that are above 1."""
     failures = state.failures
     attempts = {offset: failures[offset].attempts + 1 for offset in failures.keys() & set(offsets(runs))} if failures else {}
-    return LeaseAnswer(lease, deadline, runs, attempts)
+    return LeaseAnswer(number, deadline, runs, attempts)
 
 
 def apply_leased(state: State, record: Leased, now: Moment) -> None:
-    grant = LiveLease(record)
+    lease = LiveLease(record)
     for take in record.takes:
         _apply_take(state, take, record.lease, now)
-    for head in record.line_takes:
-        state.keys.take(head.key, head.start, head.stop)
-        state.keys.hold((head.key,), record.lease)
-        state.passed_over.remove(head.start, head.stop)
-    state.leases.add(grant)
+    for line_take in record.line_takes:
+        state.keys.take(line_take.key, line_take.start, line_take.stop)
+        state.keys.hold((line_take.key,), record.lease)
+        state.passed_over.remove(line_take.start, line_take.stop)
+    state.leases.add(lease)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
-    if epoch > state.epoch:  # damage took the record of that opening; its numbers must not be given again all the same
+    if epoch > state.epoch:  # damage took the record of that opening; its lease numbers must not be given again
         state.epoch, state.leases_given = epoch, 0
     state.leases_given = max(state.leases_given, given)
 
 
-def apply_passed(state: State, record: PassedOver, now: Moment) -> None:
+def apply_passed_over(state: State, record: PassedOver, now: Moment) -> None:
     for take in record.takes:
         _apply_take(state, take, 0, now)
 
@@ -117,3 +133,413 @@ def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
             position = items[0] if extent is None or extent.at_own_offset else extent.position
             state.keys.pass_over(key, Extent(items[0], items[-1] + 1, take.lane, position, ready_at))
         del keys[: stop - start]
+
+
+# -- the plan ---------------------------------------------------------------------------------------
+
+
+class Candidate(NamedTuple):
+    """What a plan could take next: an extent of a lane, or the head of a key line."""
+
+    rank: tuple[int, int, bool, int, int]
+    """The lowest rank is taken first: aged priority, position, whether the position is the item's own offset,
+    since when it is ready (several returned items may stand at one position), lane."""
+    lane: int
+    since: int
+    head: tuple[int, int, int] | None = None
+    line: KeyLine | None = None
+
+
+class Walk:
+    """How far a plan has read a lane."""
+
+    __slots__ = ("_rest", "extent", "lane", "start")
+
+    def __init__(self, lane: int, extents: Iterable[Extent]) -> None:
+        self.lane = lane
+        self._rest = iter(extents)
+        self.extent: Extent | None = None
+        self.start = 0
+        self.advance(0)
+
+    @property
+    def position(self) -> int:
+        assert self.extent is not None
+        return self.start if self.extent.at_own_offset else self.extent.position
+
+    def position_of(self, offset: int) -> int:
+        """The position of an item of the extent."""
+        assert self.extent is not None
+        return offset if self.extent.at_own_offset else self.extent.position
+
+    def advance(self, stop: int) -> None:
+        """Move to `stop`, or to the next extent if this one ends there."""
+        self.start = stop
+        if self.extent is None or stop >= self.extent.stop:
+            self.extent = next(self._rest, None)
+            self.start = self.extent.start if self.extent is not None else 0
+
+
+class LeasePlan:
+    """What a lease command would take."""
+
+    def __init__(self, state: State, command: AcquireLease, now: Moment, blocks: BlockSource) -> None:
+        self.state, self.now, self.blocks = state, now.elapsed, blocks
+        self.room = command.want
+        self.per_key = command.per_key
+        self.takes: list[LaneTake] = []
+        self.line_takes: list[LineTake] = []
+        self.runs: list[int] = []
+        self.count = 0
+        self.scanned = 0
+        self.more = False
+        """Whether the plan stopped before it knew that nothing can be leased."""
+        self.lost: list[int] | None = None
+        self.strays: list[int] = []
+        """Items whose slots moved to another partition: they must be sent there before anything is taken."""
+        self._moved_slots = command.moved_slots
+        self._worst_rank = command.worst_rank
+        self._fenced = bool(state.keys.fences)
+        self._jumped = False  # an item passed over becomes the head of a free line: apply that before anything after it is taken
+        self._closed_keys: set[int] = set()  # keys of which this plan takes no more items
+        self._left: dict[int, int] = {}  # key → how many more of its items this plan may take
+        self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
+        self._free_keys = {lane: state.keys.free_lines(lane) for lane, heads in enumerate(state.keys.free_heads) if heads}
+        self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
+        self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
+
+    def fill(self) -> None:
+        while self.room and self.lost is None and not self.strays and self._step():
+            if self._jumped or self.scanned >= SCAN_ITEMS:
+                self.more = True
+                return
+
+    def _step(self) -> bool:
+        """Take from the best candidate; False if there is none or the plan must stop."""
+        best, second, oldest = self._best()
+        if best is None or self._beyond_worst_rank(Rank(best.rank[0], oldest)):
+            return False
+        lane, walk = best.lane, self._walks.get(best.lane)
+        if best.head is None:
+            assert walk is not None and walk.extent is not None
+            if not walk.extent.tag:
+                self._take_plain(walk, walk.extent.stop)
+            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.at_own_offset, lane):
+                self._take_block(walk)
+            else:
+                return False
+            return True
+        if not self._may_go(best.rank[1], None):
+            return False
+        while best is not None and best.head is not None:
+            if self._moved_slots is not None and best.line is not None and self._moved_slots.is_stray_key(best.head[2]):
+                waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
+                self.strays = list(islice(waiting, STRAY_ITEMS))
+                return False
+            self._take_head(best.head, best.line)
+            if not self.room:
+                break
+            following = self._top_head(lane)  # take key after key, as long as no other candidate is better
+            best = following if following is not None and (second is None or following.rank < second) else None
+            if best is not None and self._beyond_worst_rank(Rank(best.rank[0], best.since)):
+                return True  # an older candidate of its priority may still be good enough: the next step finds out
+            if best is not None and not self._may_go(best.rank[1], None):
+                return False
+        return True
+
+    def _may_go(self, position: int, own_lane: int | None) -> bool:
+        """Whether all keyed items before `position` in other lanes have been read; if not, read some of them now."""
+        if position <= self._unread(own_lane):
+            return True
+        if not self.count:
+            if not self.takes:  # otherwise apply first what this plan passed over
+                self._read_ahead(position, own_lane)
+            self.more = True
+        return False
+
+    def _beyond_worst_rank(self, rank: Rank) -> bool:
+        """Whether another partition has a better item."""
+        return self._worst_rank is not None and rank > self._worst_rank
+
+    def _best(self) -> tuple[Candidate | None, tuple[int, int, bool, int, int] | None, int]:
+        """The best candidate, the rank of the second best, and the earliest `since` at the best aged priority.
+
+        A returned keyed item stands before older items but has waited less: these must not seem younger because of it.
+        """
+        best: Candidate | None = None
+        second: tuple[int, int, bool, int, int] | None = None
+        oldest = 0
+        for lane in self._lanes:
+            walk = self._walks.get(lane)
+            extent = None
+            if walk is not None and walk.extent is not None:
+                since = walk.extent.ready_at
+                extent = Candidate((self._aged_priority(lane, since), walk.position, walk.extent.at_own_offset, since, lane), lane, since)
+            for found in (extent, self._top_head(lane)):
+                if found is None:
+                    continue
+                if best is None or found.rank[0] < best.rank[0]:
+                    oldest = found.since
+                elif found.rank[0] == best.rank[0]:
+                    oldest = min(oldest, found.since)
+                if best is None or found.rank < best.rank:
+                    best, second = found, best.rank if best is not None else None
+                elif second is None or found.rank < second:
+                    second = found.rank
+        return best, second, oldest
+
+    def _aged_priority(self, lane: int, since: int) -> int:
+        return aged_priority(lane, since, self.state.policy.priority_aging, self.now)
+
+    def _top_head(self, lane: int) -> Candidate | None:
+        """The first free key of a lane of which this plan has taken nothing."""
+        found = self._top_heads.get(lane)
+        while found is not None and found[0][2] in self._closed_keys:
+            found = self._top_heads[lane] = next(self._free_keys[lane], None)
+        if found is None:
+            return None
+        entry, line = found
+        first = line.waiting.first
+        return Candidate(
+            (self._aged_priority(lane, first.ready_at), entry[0], first.at_own_offset, first.ready_at, lane),
+            lane,
+            first.ready_at,
+            entry,
+            line,
+        )
+
+    def _take_head(self, entry: tuple[int, int, int], line: KeyLine | None) -> None:
+        assert line is not None
+        key = entry[2]
+        self._closed_keys.add(key)
+        allowed = min(self.per_key, self.room)
+        unread = self._unread(None) if self.per_key > 1 else ENDLESS
+        limit = self.state.keys.fences.waits_from(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
+        for index, extent in enumerate(line.waiting):
+            if not allowed or extent.position >= limit:
+                break
+            stop = min(extent.stop, extent.start + allowed)
+            if extent.at_own_offset:
+                stop = min(stop, limit, max(unread, extent.start + (index == 0)))  # _step has checked that the head itself may be taken
+            if stop <= extent.start or extent.position > unread:
+                break
+            allowed -= stop - extent.start
+            self.line_takes.append(LineTake(key, extent.tag, extent.start, stop))
+            self._took([extent.start, stop])
+
+    def _took(self, runs: list[int]) -> None:
+        self.runs += runs
+        size = count(runs)
+        self.count += size
+        self.room -= size
+
+    def _take_plain(self, walk: Walk, stop: int) -> None:
+        """Take from an extent, up to `stop`, in which every ready item may be taken."""
+        start = walk.start
+        stop = min(stop, self.state.outside_lanes.first_missing(start) + max(self.room, 1))  # skips items that are no longer ready
+        runs = self.state.outside_lanes.missing(start, stop)
+        self.takes.append(LaneTake(walk.lane, start, stop, None if runs == [start, stop] else runs))
+        self._took(runs)
+        self.scanned += 1
+        walk.advance(stop)
+
+    def _read_block(self, walk: Walk) -> Block | None:
+        """The block at a walk's position; None if it is lost, or if items that are no longer ready were skipped."""
+        if self._skip_not_ready(walk):
+            return None
+        block = self.blocks.find(walk.start)
+        if block.lost:
+            self.lost = self.state.unrecorded_losses(block.base, block.stop)
+            return None
+        return block
+
+    def _take_block(self, walk: Walk) -> None:
+        """Take from the part of an extent that one block covers, checking priorities and keys."""
+        block = self._read_block(walk)
+        if block is None or walk.extent is None:
+            return
+        stop = min(walk.extent.stop, block.stop)
+        if walk.extent.at_own_offset and walk.extent.tag & KEYED:
+            stop = min(stop, self._unread(walk.lane))  # from there on, an earlier item of a key may be unread in another lane
+        mixed = walk.extent.tag & SPARSE
+        if block.key_ids is None and not mixed:
+            self._take_plain(walk, stop)
+        elif block.key_ids is None or mixed or self._fenced or self.state.outside_lanes.within(walk.start, stop):
+            self._take_item_by_item(walk, block, stop)
+        else:
+            keys = block.key_ids[walk.start - block.base : stop - block.base]
+            if self._moved_slots is not None and self._moved_slots.moved_any(keys):
+                self._take_item_by_item(walk, block, stop)
+            else:
+                self._take_mostly_free(walk, keys)
+
+    def _skip_not_ready(self, walk: Walk) -> bool:
+        """Skip items that are no longer ready, whose block may not exist; whether there were any."""
+        assert walk.extent is not None
+        start, stop = walk.start, min(self.state.outside_lanes.first_missing(walk.start), walk.extent.stop)
+        if start == stop:
+            return False
+        self.takes.append(LaneTake(walk.lane, start, stop, []))
+        self.scanned += 1
+        walk.advance(stop)
+        return True
+
+    def _take_mostly_free(self, walk: Walk, keys: list[int]) -> None:
+        """The common case: nearly every key is free and occurs once. Only other keys are checked one by one."""
+        keys = keys[: self._scan_length(keys)]
+        unique = set(keys)
+        doubtful = (self.state.keys.by_key.keys() & unique) | (self._closed_keys & unique) | (self._left.keys() & unique)
+        if len(unique) < len(keys):
+            doubtful |= {key for key, times in Counter(keys).items() if times > 1}
+        doubtful.discard(NO_KEY)
+        jumps = (at for at, key in enumerate(keys) if key in doubtful and self._precedes_free_line(walk, walk.start + at, key))
+        if doubtful and (jump := next(jumps, None)) is not None:
+            keys = keys[: jump + 1]
+            unique = set(keys)
+            doubtful &= unique
+        passed = [index for index, key in enumerate(keys) if key in doubtful and not self._claim_key(key)] if doubtful else []
+        if self.per_key == 1:
+            self._closed_keys |= unique - doubtful if doubtful else unique  # a doubtful key stays: its line may still be taken from
+            self._closed_keys.discard(NO_KEY)
+        else:
+            self._left.update(dict.fromkeys(unique - doubtful, self.per_key - 1))
+        start, stop = walk.start, walk.start + len(keys)
+        packed = pack_keys(keys) if unique != {NO_KEY} else b""
+        if passed:
+            self._add_take_without(walk.lane, start, stop, packed, passed)
+        else:
+            self.takes.append(LaneTake(walk.lane, start, stop, None, packed))
+            self._took([start, stop])
+        self.scanned += stop - start
+        walk.advance(stop)
+
+    def _scan_length(self, keys: list[int]) -> int:
+        """How many items to scan: up to the last that there is room for. Busy keys in a row are passed in one step."""
+        if len(keys) <= self.room:
+            return len(keys)
+        busy, free = self.state.keys.by_key, 0
+        for index, key in enumerate(keys):
+            free += key not in busy
+            if free == self.room:
+                return index + 1
+        return len(keys)
+
+    def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
+        """Take [start, stop), which has these packed key ids, but pass over the items at the indexes `passed`."""
+        runs: list[int] = []
+        kept: list[bytes] = []
+        at = 0
+        for index in (*passed, stop - start):
+            if at < index:
+                runs += (start + at, start + index)
+                kept.append(packed[8 * at : 8 * index])
+            at = index + 1
+        passed_keys = b"".join([packed[8 * index : 8 * index + 8] for index in passed])
+        self.takes.append(LaneTake(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
+        self._took(runs)
+
+    def _claim_key(self, key: int, position: int = 0) -> bool:
+        """Whether this plan may take the next item of a key. It counts the item as taken, or closes the key."""
+        if key in self._closed_keys or key in self.state.keys.by_key:
+            return False
+        if self._fenced and position >= self.state.keys.fences.waits_from(key):
+            self._closed_keys.add(key)
+            return False
+        left = self._left.get(key, self.per_key) - 1
+        if left:
+            self._left[key] = left
+        else:
+            self._closed_keys.add(key)
+        return True
+
+    def _precedes_free_line(self, walk: Walk, offset: int, key: int) -> bool:
+        """Whether an item stands before the head of its key's free line, because those items were read ahead of it."""
+        line = self.state.keys.by_key.get(key)
+        if not isinstance(line, KeyLine) or line.busy or not line.waiting or key in self._closed_keys or walk.extent is None:
+            return False
+        position = walk.position_of(offset)
+        self._jumped = Extent(offset, offset + 1, walk.lane, position, walk.extent.ready_at).order < line.waiting.first.order
+        return self._jumped
+
+    def _take_item_by_item(self, walk: Walk, block: Block, stop: int) -> None:
+        """Take from [walk.start, stop), deciding for each item by its priority and key."""
+        start = walk.start
+        taken: list[tuple[int, int]] = []
+        passed: list[tuple[int, int]] = []
+        candidates = self._candidates(walk, block, stop)
+        if self._find_strays(walk, candidates):
+            return
+        for offset, key in candidates:
+            if len(taken) == self.room:
+                stop = offset
+                break
+            (taken if key == NO_KEY or self._claim_key(key, walk.position_of(offset)) else passed).append((offset, key))
+            if key != NO_KEY and self._precedes_free_line(walk, offset, key):
+                stop = offset + 1
+                break
+        runs, taken_keys = _runs_and_keys(taken)
+        passed_runs, passed_keys = _runs_and_keys(passed)
+        packed = pack_keys(taken_keys) if any(taken_keys) else b""
+        self.takes.append(LaneTake(walk.lane, start, stop, runs, packed, passed_runs, pack_keys(passed_keys)))
+        self._took(runs)
+        self.scanned += stop - start
+        walk.advance(stop)
+
+    def _candidates(self, walk: Walk, block: Block, stop: int) -> list[tuple[int, int]]:
+        """(offset, key) of the ready items of the walk's lane in [walk.start, stop)."""
+        wanted = offsets(self.state.outside_lanes.missing(walk.start, stop))
+        base = block.base
+        if walk.extent is not None and walk.extent.tag & SPARSE:
+            wanted = [offset for offset in wanted if block.priority_of(offset) == walk.lane]
+        if block.key_ids is None:
+            return [(offset, NO_KEY) for offset in wanted]
+        keys = block.key_ids
+        return [(offset, keys[offset - base]) for offset in wanted]
+
+    def _find_strays(self, walk: Walk, candidates: list[tuple[int, int]]) -> bool:
+        """Collect the strays among these items; whether there are any."""
+        if self._moved_slots is not None:
+            for offset, key in candidates:
+                if key != NO_KEY and walk.position_of(offset) >= self._moved_slots.strays_from(key):
+                    self.strays.append(offset)
+        return bool(self.strays)
+
+    def _unread(self, own_lane: int | None) -> int:
+        """The lowest position at which a lane other than `own_lane` may have unread keyed items."""
+        found = ENDLESS
+        if len(self._walks) > (own_lane is not None):
+            for lane in self._walks:
+                extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
+                if extent is not None:
+                    found = min(found, extent.position)
+        return found
+
+    def _read_ahead(self, position: int, own_lane: int | None) -> None:
+        """Pass over the keyed items of other lanes that stand before a position, into their lines. Nothing is taken."""
+        lanes = self.state.lanes.lanes
+        walks = [Walk(lane, (extent for extent in lanes[lane] if extent.tag & KEYED)) for lane in self._walks if lane != own_lane]
+        while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
+            unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
+            if not unread:
+                return
+            self._pass_block(min(unread, key=lambda walk: walk.position))
+
+    def _pass_block(self, walk: Walk) -> None:
+        """Pass over the keyed items of the part of an extent that one block covers; items without a key are left."""
+        block = self._read_block(walk)
+        if block is None or walk.extent is None:
+            return
+        stop = min(walk.extent.stop, block.stop)
+        found = self._candidates(walk, block, stop)
+        if self._find_strays(walk, found):
+            return
+        passed, keys = _runs_and_keys([(offset, key) for offset, key in found if key != NO_KEY])
+        left = from_offsets(offset for offset, key in found if key == NO_KEY)
+        self.takes.append(LaneTake(walk.lane, walk.start, stop, [], b"", passed, pack_keys(keys), left))
+        self.scanned += max(stop - walk.start, PASS_COST)
+        walk.advance(stop)
+
+
+def _runs_and_keys(items: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """(offset, key) pairs as runs of offsets and a list of keys."""
+    return from_offsets(offset for offset, _ in items), [key for _, key in items]

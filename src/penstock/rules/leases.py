@@ -1,9 +1,9 @@
-"""Leases: who holds which items until when, and what became of leases that ended.
+"""The live leases of a partition, and what ended leases completed.
 
-Owns: `LiveLease` (one live lease) and `Leases`. A lease number is `epoch << 40 | counter`: no two owners ever give the same one, so
-the number is the fencing token. A grant keeps its items as the runs of its record and opens them into a dict only when they are
-settled one by one. What is remembered of ended leases: those whose items were all completed under them, as runs of numbers (next
-to nothing), and, for a while, which items of the others were completed. So a repeated `complete` is told apart from a late one.
+Owns: `LiveLease` and `Leases`. A lease number is `epoch << 40 | counter`: no two owners ever give the same one, so the
+number is the fencing token. A LiveLease keeps its items as the runs of its record; it makes a dict of them only when
+they are settled one by one. Two things are remembered of ended leases, to tell a repeated `complete` from a late one:
+the numbers of leases that completed all their items, as runs; and for a while the items that others completed.
 """
 
 from collections import Counter
@@ -20,9 +20,7 @@ EPOCH_SHIFT = 40
 
 
 class LiveLease:
-    """A live lease."""
-
-    __slots__ = ("_open", "_sharing", "completed", "consumer", "count", "deadline", "given", "number", "size", "timeout")
+    __slots__ = ("_items_per_key", "_open", "completed", "consumer", "count", "deadline", "given", "number", "size", "timeout")
 
     def __init__(self, record: Leased) -> None:
         self.number = record.lease
@@ -32,18 +30,18 @@ class LiveLease:
         self.given = _given(record)
         self.size = self.count = sum([stop - start for start, stop, _, _ in self.given])
         self.completed: RunSet | None = None
-        """What was completed, once not everything is settled in one go."""
+        """The items completed so far; None until the first partial `complete`."""
         self._open: dict[int, tuple[int, int]] | None = None
-        self._sharing: Counter[int] | None = None
+        self._items_per_key: Counter[int] | None = None
 
     @property
     def all_completed(self) -> bool:
-        """Whatever was settled was completed."""
+        """Whether every settled item was completed."""
         return self.size - self.count == (self.completed.total if self.completed else 0)
 
     @property
     def open_items(self) -> dict[int, tuple[int, int]]:
-        """(lane, key id) of each item still open, in the order given."""
+        """offset → (lane, key id) of each open item, in the order leased."""
         if self._open is None:
             self._open = {}
             for start, stop, lane, packed in self.given:
@@ -52,46 +50,46 @@ class LiveLease:
         return self._open
 
     def parts(self) -> list[tuple[int, int, int, bytes]]:
-        """(start, stop, lane, packed key ids or nothing) of what is still open, in the order given."""
+        """(start, stop, lane, packed key ids or b"") of the open items, in the order leased."""
         if self._open is None:
             return self.given
         return [(offset, offset + 1, lane, pack_keys([key]) if key else b"") for offset, (lane, key) in self._open.items()]
 
     def runs(self) -> list[int]:
-        """Flat runs of what is still open, in the order given."""
+        """Flat runs of the open items, in the order leased."""
         if self._open is not None:
             return from_offsets(self._open)
         return [edge for start, stop, _, _ in self.given for edge in (start, stop)]
 
     def keys(self) -> list[int]:
-        """Key ids of what is still open, without NO_KEY."""
+        """Key ids of the open items, without NO_KEY."""
         if self._open is not None:
             return [key for _, key in self._open.values() if key]
         return [key for _, _, _, packed in self.given if packed for key in unpack_keys(packed) if key]
 
     @property
     def items_per_key(self) -> "Counter[int]":
-        """How many open items each key has, if some key has several (a unit, settled in order); else empty."""
-        if self._sharing is None:
+        """How many open items each key has, if some key has several (a unit); otherwise empty."""
+        if self._items_per_key is None:
             found = Counter(key for _, key in self.open_items.values() if key)
-            self._sharing = found if len(found) < found.total() else Counter()
-        return self._sharing
+            self._items_per_key = found if len(found) < found.total() else Counter()
+        return self._items_per_key
 
     def later_of_key(self, offset: int) -> list[int]:
         """Open items of the same key that come after this one."""
         _, key = self.open_items[offset]
         if self.items_per_key[key] < 2:
             return []
-        line = [other for other, (_, its) in self.open_items.items() if its == key]
-        return line[line.index(offset) + 1 :]
+        unit = [other for other, (_, other_key) in self.open_items.items() if other_key == key]
+        return unit[unit.index(offset) + 1 :]
 
     def close(self, offset: int) -> tuple[int, int]:
-        """Take one item out."""
-        sharing = self.items_per_key  # counted before the item is out
+        """Remove an open item; returns its lane and key id."""
+        items_per_key = self.items_per_key  # counted before the item is removed
         lane, key = self.open_items.pop(offset)
         self.count -= 1
-        if sharing:
-            sharing[key] -= 1
+        if items_per_key:
+            items_per_key[key] -= 1
         return lane, key
 
     def add_completed(self, runs: list[int]) -> None:
@@ -100,11 +98,11 @@ class LiveLease:
         self.completed.add_all(runs)
 
     def __repr__(self) -> str:
-        return f"Grant({self.number:#x}, {self.count} open, until {self.deadline}, {self.consumer!r})"
+        return f"LiveLease({self.number:#x}, {self.count} open, until {self.deadline}, {self.consumer!r})"
 
 
 def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
-    """(start, stop, lane, packed key ids or nothing) of everything a lease gave, in order."""
+    """(start, stop, lane, packed key ids or b"") of all leased items, in order."""
     given: list[tuple[int, int, int, bytes]] = []
     for take in record.takes:
         if take.taken is None:
@@ -115,12 +113,12 @@ def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
             size = 8 * (stop - start)
             given.append((start, stop, take.lane, take.keys[at : at + size]))
             at += size
-    heads = record.line_takes
-    return given + [(head.start, head.stop, head.lane, pack_keys([head.key]) * (head.stop - head.start)) for head in heads]
+    lines = record.line_takes
+    return given + [(take.start, take.stop, take.lane, pack_keys([take.key]) * (take.stop - take.start)) for take in lines]
 
 
 class Leases:
-    """All live leases of a partition, by number, and what is remembered of others."""
+    """All live leases of a partition by number, and what is remembered of ended ones."""
 
     __slots__ = ("_deadlines", "forget_points", "fully_completed", "live", "partly_completed")
 
@@ -128,65 +126,65 @@ class Leases:
         self.live: dict[int, LiveLease] = {}
         self._deadlines: list[tuple[int, int]] = []
         self.fully_completed = RunSet()
-        """Leases all of whose items were completed under them."""
+        """Numbers of leases that completed all their items."""
         self.partly_completed: dict[int, tuple[int, list[int]]] = {}
-        """Other leases that ended: (until when to remember, runs completed under them)."""
+        """number → (when to forget it, completed runs) of ended leases that completed some of their items."""
         self.forget_points: list[tuple[int, int]] = []
-        """(time, lease): landmarks by which `finished` is forgotten."""
+        """(time, lease number): when that time is long enough ago, lower numbers are removed from `fully_completed`."""
 
-    def add(self, grant: LiveLease) -> None:
-        self.live[grant.number] = grant
-        heappush(self._deadlines, (grant.deadline, grant.number))
+    def add(self, lease: LiveLease) -> None:
+        self.live[lease.number] = lease
+        heappush(self._deadlines, (lease.deadline, lease.number))
 
-    def extend(self, grant: LiveLease, deadline: int) -> None:
-        grant.deadline = deadline
-        heappush(self._deadlines, (deadline, grant.number))
-        self._tidy(grant.number)
+    def extend(self, lease: LiveLease, deadline: int) -> None:
+        lease.deadline = deadline
+        heappush(self._deadlines, (deadline, lease.number))
+        self._drop_stale_deadlines(lease.number)
 
-    def _tidy(self, changed: int) -> None:
-        """A lease was extended or has ended: take deadlines that hold good no longer from the top, so that the first one always does."""
+    def _drop_stale_deadlines(self, changed: int) -> None:
+        """Keep the first deadline valid after a lease was extended or ended: remove outdated ones from the top."""
         if self._deadlines and self._deadlines[0][1] == changed:
             while self._deadlines:
                 deadline, number = self._deadlines[0]
-                grant = self.live.get(number)
-                if grant is not None and grant.deadline == deadline:
+                lease = self.live.get(number)
+                if lease is not None and lease.deadline == deadline:
                     return
                 heappop(self._deadlines)
 
     def next_deadline(self) -> int | None:
-        """When the first lease ends."""
+        """The earliest deadline, or None."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def past_deadline(self, now: int, limit: int) -> list[LiveLease]:
-        """Leases that have ended, up to `limit` items' worth (at least one lease)."""
+        """Leases whose deadline has passed: as many as together hold `limit` items, at least one."""
         found: dict[int, LiveLease] = {}
         items = 0
         for deadline, number in in_order(self._deadlines):
             if items >= limit or deadline > now:
                 break
-            grant = self.live.get(number)
-            if grant is not None and grant.deadline == deadline and number not in found:
-                found[number] = grant
-                items += grant.count
+            lease = self.live.get(number)
+            if lease is not None and lease.deadline == deadline and number not in found:
+                found[number] = lease
+                items += lease.count
         return [*found.values()]
 
     def restart_timeouts(self, now: int) -> None:
-        """Every lease gets its full timeout again."""
-        for grant in self.live.values():
-            self.extend(grant, now + grant.timeout)
+        """Give every lease its full timeout from now on."""
+        for lease in self.live.values():
+            self.extend(lease, now + lease.timeout)
 
-    def end(self, grant: LiveLease, now: int, remember: int) -> None:
-        """The lease is over; if it was never settled in part, everything under it was completed."""
-        del self.live[grant.number]
-        self._tidy(grant.number)
-        if grant.all_completed:
-            self.fully_completed.add(grant.number, grant.number + 1)
-        elif grant.completed:
-            self.partly_completed[grant.number] = (now + remember, grant.completed.runs)
-        self._forget(now, grant.number, remember)
+    def end(self, lease: LiveLease, now: int, remember: int) -> None:
+        """End a lease, and remember for `remember` what it completed."""
+        del self.live[lease.number]
+        self._drop_stale_deadlines(lease.number)
+        if lease.all_completed:
+            self.fully_completed.add(lease.number, lease.number + 1)
+        elif lease.completed:
+            self.partly_completed[lease.number] = (now + remember, lease.completed.runs)
+        self._forget(now, lease.number, remember)
 
     def _forget(self, now: int, number: int, remember: int) -> None:
-        """Drop what is past remembering: about once a minute, so that it costs nothing per lease."""
+        """Delete what was remembered long enough: at most every sixteenth of `remember`, to be cheap per lease."""
         step = remember // 16
         if self.forget_points and now < self.forget_points[-1][0] + step:
             return

@@ -1,8 +1,8 @@
-"""The partition as a machine: commands go in, records come out; records go in, the state changes.
+"""The partition as a state machine: commands give records, and records change the state.
 
-Owns: the two tables that join commands and records to their rules, and nothing else.
-    decide(state, command, now, peek) → records, answer     reads, changes nothing
-    apply(state, record, now)                               the only thing that changes state, live and in recovery
+Owns: the two tables that give each command and each record its function.
+    decide(state, command, now, blocks) → records, answer     reads the state, changes nothing
+    apply(state, record, now)                                 changes the state; nothing else does, live and in recovery
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.CompleteLeased: settle.decide_complete,
     commands.RetryLeased: settle.decide_retry,
     commands.BuryLeased: settle.decide_bury,
-    commands.CompleteUnleased: settle.decide_consume,
+    commands.CompleteUnleased: settle.decide_complete_unleased,
     commands.ExtendLease: settle.decide_extend,
-    commands.SetProgress: settle.decide_note,
+    commands.SetProgress: settle.decide_set_progress,
     commands.Configure: admin.decide_configure,
     commands.Pause: admin.decide_pause,
     commands.Clear: admin.decide_clear,
@@ -32,27 +32,27 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.PutCursor: retention.decide_put_cursor,
     commands.ForgetCursor: retention.decide_forget_cursor,
     commands.Send: outbox.decide_send,
-    commands.ConfirmTransfer: outbox.decide_confirm,
-    commands.AddFences: resize.decide_fence,
-    commands.NarrowFence: resize.decide_narrow,
-    commands.LiftFence: resize.decide_lift,
+    commands.ConfirmTransfer: outbox.decide_confirm_transfer,
+    commands.AddFences: resize.decide_add_fences,
+    commands.NarrowFence: resize.decide_narrow_fence,
+    commands.LiftFence: resize.decide_lift_fence,
     commands.ReleaseParkedKey: admin.decide_release_parked_key,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Produced: produce.apply_produced,
     records.Leased: lease.apply_leased,
-    records.PassedOver: lease.apply_passed,
+    records.PassedOver: lease.apply_passed_over,
     records.Completed: settle.apply_completed,
-    records.CompletedUnleased: settle.apply_consumed,
+    records.CompletedUnleased: settle.apply_completed_unleased,
     records.Retried: settle.apply_retried,
     records.Extended: settle.apply_extended,
-    records.ProgressSet: settle.apply_noted,
+    records.ProgressSet: settle.apply_progress_set,
     records.Buried: settle.apply_buried,
     records.RequestAnswered: settle.apply_answered,
-    records.LeaseExpired: timers.apply_expired,
+    records.LeaseExpired: timers.apply_lease_expired,
     records.Due: timers.apply_due,
-    records.TtlChecked: timers.apply_aged,
+    records.TtlChecked: timers.apply_ttl_checked,
     records.Opened: admin.apply_opened,
     records.Configured: admin.apply_configured,
     records.Paused: admin.apply_paused,
@@ -64,25 +64,25 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.CursorMoved: retention.apply_cursor_moved,
     records.CursorReleased: retention.apply_cursor_released,
     records.Sent: outbox.apply_sent,
-    records.FollowUpSent: outbox.apply_promised,
+    records.FollowUpSent: outbox.apply_follow_up_sent,
     records.Delivered: outbox.apply_delivered,
-    records.FencesAdded: resize.apply_fenced,
-    records.FenceNarrowed: resize.apply_narrowed,
-    records.FenceLifted: resize.apply_lifted,
+    records.FencesAdded: resize.apply_fences_added,
+    records.FenceNarrowed: resize.apply_fence_narrowed,
+    records.FenceLifted: resize.apply_fence_lifted,
     records.ParkedKeyReleased: admin.apply_parked_key_released,
 }
 
 
-def decide(state: State, command: commands.Command, now: Moment, peek: BlockSource) -> tuple[list[records.Record], commands.Answer]:
-    """What a command leads to. May raise Missing (fetch and ask again) or a PenstockError (refused)."""
+def decide(state: State, command: commands.Command, now: Moment, blocks: BlockSource) -> tuple[list[records.Record], commands.Answer]:
+    """Records and answer of a command. Raises MissingBlocks (fetch, decide again) or a PenstockError (refused)."""
     rule = _DECIDE.get(type(command))
     if rule is None:
         raise InvalidRequest(f"{type(command).__name__} is not a command; use one of penstock.rules.commands")
-    return rule(state, command, now, peek)
+    return rule(state, command, now, blocks)
 
 
 def apply(state: State, record: records.Record, now: Moment) -> None:
-    """What a record does."""
+    """Apply a record to the state."""
     _APPLY[type(record)](state, record, now)
     if any(state.keys.free_heads):
         state.keys.drop_stale_heads()

@@ -1,6 +1,7 @@
-"""The options of a queue: one frozen type, validated once.
+"""The options of a queue.
 
-Owns: `Options`, `merged` (options as callers name them, put into others), and what a queue may be called (`check_name`).
+Owns: `Options`, `merged` (options with changes, under the names that callers use), and the rule for queue names
+(`check_name`).
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ _IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
 
 
 def check_name(name: object) -> str:
-    """The name of a queue, or what is wrong with it."""
+    """Return the name of a queue. Raises InvalidRequest if it breaks the rule."""
     if not (isinstance(name, str) and 1 <= len(name) <= MAX_QUEUE_NAME and name[0] in _ALPHANUMERIC and _IN_A_NAME.issuperset(name)):
         rule = f"1 to {MAX_QUEUE_NAME} letters A-Z a-z, digits, '.', '_' or '-', a letter or digit first"
         raise InvalidRequest(f"{name!r:.250} is no name for a queue; use {rule}")
@@ -27,17 +28,17 @@ def check_name(name: object) -> str:
 
 
 class Options(msgspec.Struct, frozen=True, array_like=True):
-    """What may be chosen for a queue besides its partitions. 0 and "" switch off."""
+    """The options of a queue, except its partitions. 0 and "" switch an option off."""
 
     policy: Policy = Policy()
     dead_queue: str = ""
     max_items: int = 0
     max_bytes: int = 0
     durability: Literal["", "fsync", "interval", "os"] = ""
-    """"" is the broker's."""
+    """"": the broker's durability."""
 
     def validate(self) -> "Options":
-        """Return self, or say which option is wrong."""
+        """Return self. Raises InvalidRequest with the first invalid option."""
         self.policy.validate()
         if self.dead_queue != "":
             check_name(self.dead_queue)
@@ -49,11 +50,12 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
 
 
 OPTION_NAMES = (*Policy.__struct_fields__, *(name for name in Options.__struct_fields__ if name != "policy"))
-"""Options as callers name them, the policy's among the others."""
+"""The names that callers use: those of the policy's fields are among the others."""
 
 
 def merged(options: Options, changes: Mapping[str, object]) -> Options:
-    """Options with some of them changed, named as in OPTION_NAMES; `retention` a Retention, or only some fields of one."""
+    """Options with changes by OPTION_NAMES. `retention` is a Retention or a mapping of some of its fields.
+    Raises InvalidRequest."""
     unknown = [name for name in changes if name not in OPTION_NAMES]
     if unknown:
         raise InvalidRequest(f"there is no option {unknown[0]!r}; the options are {', '.join(OPTION_NAMES)}")

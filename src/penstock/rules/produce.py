@@ -1,8 +1,8 @@
-"""Produce: items enter, once.
+"""Produce: store items, each once.
 
-Owns: `decide_produce`, `apply_produced`. A request that was stored before, a dedup id seen inside its window, a transfer whose sequence is
-not new: each answers what it answered then and adds nothing. An item that was buried here and parked its key goes back to its old
-place when a transfer returns it: before everything of its key that came later.
+Owns: `decide_produce`, `apply_produced`. Three things add nothing and get their first answer again: a request that was
+stored before, a dedup id inside its window, and a transfer whose sequence is not new. An item that was buried here and
+parked its key gets its old position back when a transfer returns it: before all later items of its key.
 """
 
 from collections.abc import Container
@@ -21,10 +21,10 @@ from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 
-def decide_produce(state: State, command: Produce, now: Moment, peek: BlockSource) -> tuple[list[Record], Stored]:
+def decide_produce(state: State, command: Produce, now: Moment, blocks: BlockSource) -> tuple[list[Record], Stored]:
     base = state.next_offset
     batch = with_key_ids(command.batch)
-    if command.source is None and not command.checked:  # a transfer was checked before, and may be larger than a caller's
+    if command.source is None and not command.checked:  # a transfer was checked at its source, and may be larger than a caller's batch
         validate(batch)
     check_request(command.request)
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
@@ -32,7 +32,7 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: BlockSourc
     if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
         return [], Stored(known.base, known.count, known.ids, repeated=True)
     if command.source is not None:
-        # A transfer was promised by its source: neither pause nor limits hold it up.
+        # The source of a transfer depends on it: neither pause nor limits stop it.
         last = state.received_sequences.get(command.source, 0)
         if command.sequence <= last:
             return [], Stored(state.received_bases.get(command.source, -1) if command.sequence == last else -1, 0, repeated=True)
@@ -40,52 +40,52 @@ def decide_produce(state: State, command: Produce, now: Moment, peek: BlockSourc
         raise QueueHeld("producing is paused; resume it or try again later")
     batch = batch.copy().drop_empty_columns()
     ids: list[int] | None = None
-    if batch.dedups is not None and (command.source is None or command.dedup):  # a transfer must be noted even if it were a duplicate
+    if batch.dedups is not None and (command.source is None or command.dedup):  # the sequence of a transfer must be recorded in any case
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
             return ([RequestAnswered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, repeated=True)
     answer = Stored(base, len(batch), ids)
     remembered = ids if command.request is not None else None
-    places = _places(state, command, batch, base) if command.source is not None else None
-    return [Produced(base, batch, command.request, remembered, command.source, command.sequence, places)], answer
+    replaced = _find_replaced(state, command, batch, base) if command.source is not None else None
+    return [Produced(base, batch, command.request, remembered, command.source, command.sequence, replaced)], answer
 
 
 def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch, list[int] | None]:
-    """The items that are new, and, if some are not, every item's offset."""
+    """The items that are new and, if some are not, the offset of every item. Raises QueueFull beyond MAX_DEDUP_IDS."""
     assert batch.dedups is not None
     seen: dict[bytes, int] = {}
     ids: list[int] = []
-    fresh: list[int] = []
+    new: list[int] = []
     for index, name in enumerate(batch.dedups):
         first = None if name is None else seen.get(name, state.dedup.get(name, now.elapsed))
         if first is None:
-            first = state.next_offset + len(fresh)
-            fresh.append(index)
+            first = state.next_offset + len(new)
+            new.append(index)
             if name is not None:
                 seen[name] = first
         ids.append(first)
     if len(state.dedup) + len(seen) > MAX_DEDUP_IDS and state.dedup.count(now.elapsed) + len(seen) > MAX_DEDUP_IDS:
         raise QueueFull(f"the partition remembers {MAX_DEDUP_IDS} dedup ids; wait for the window to pass or shorten it")
-    if len(fresh) == len(batch):
+    if len(new) == len(batch):
         return batch, None
-    return batch.take(fresh).drop_empty_columns(), ids
+    return batch.take(new).drop_empty_columns(), ids
 
 
-def _places(state: State, command: Produce, batch: Batch, base: int) -> list[int] | None:
-    """Which items return to the place of one that was buried here and still parks its key."""
+def _find_replaced(state: State, command: Produce, batch: Batch, base: int) -> list[int] | None:
+    """`Produced.replaced`: items of a transfer that were buried here and still park their key, or None."""
     if batch.origins is None or batch.key_ids is None:
         return None
     found: dict[int, int] = {}
-    for index, (came, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
-        was = None if came is None or key == NO_KEY else origin.decode(came)
-        parking = was.parking_in(command.incarnation) if was is not None else None
+    for index, (packed, key) in enumerate(zip(batch.origins, batch.key_ids, strict=True)):
+        came_from = None if packed is None or key == NO_KEY else origin.decode(packed)
+        parking = came_from.parking_in(command.incarnation) if came_from is not None else None
         if parking is not None and parking[0] == command.partition and _parked(state, key, parking[1]) is not None:
             found.setdefault(parking[1], base + index)
     return [offset for old, new in found.items() for offset in (new, old)] or None
 
 
 def _parked(state: State, key: int, offset: int) -> KeyLine | None:
-    """The line of the key, if the burial of that item parks it."""
+    """The line of the key if the buried item at that offset parks it; otherwise None."""
     line = state.keys.by_key.get(key)
     return line if isinstance(line, KeyLine) and offset in line.parked else None
 
@@ -95,32 +95,30 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     stop = base + len(batch)
     if stop > state.next_offset:
         state.next_offset = stop
-    placed = _put_in_places(state, record, now) if record.replaced else ()
+    placed = _put_at_old_positions(state, record, now) if record.replaced else ()
     if batch.ats is None and not placed:
         _make_ready(state, batch, base, base, stop, now)
     else:
-        _spread(state, batch, base, placed, now)
+        _add_items(state, batch, base, placed, now)
     if batch.ttls is not None or state.policy.ttl:
-        _arm_ttl(state, batch, base, now)
+        _schedule_ttl(state, batch, base, now)
     if batch.dedups is not None:
-        for index, name in enumerate(batch.dedups):
-            if name is not None:
-                state.dedup.put(name, base + index, now.elapsed, state.policy.dedup_window)
+        state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.request is not None:
         state.requests.put(record.request, RememberedAnswer(base, len(batch), record.ids), now.elapsed, state.policy.result_memory)
     if record.source is not None:
-        _note_arrival(state, record.source, record.sequence, base)
+        _record_transfer(state, record.source, record.sequence, base)
 
 
-def _note_arrival(state: State, source: bytes, sequence: int, base: int) -> None:
+def _record_transfer(state: State, source: bytes, sequence: int, base: int) -> None:
     if sequence > state.received_sequences.get(source, 0):
         state.received_sequences[source] = sequence
         state.received_bases[source] = base
 
 
 def _make_ready(state: State, batch: Batch, base: int, start: int, stop: int, now: Moment) -> None:
-    """Items [start, stop) of a batch that begins at `base` join their lanes."""
+    """Add items [start, stop) of a batch that begins at `base` to their lanes."""
     flags = KEYED if batch.key_ids is not None else 0
     if batch.priorities is None:
         state.lanes.add(DEFAULT_PRIORITY, start, stop, flags, start, now.elapsed)
@@ -131,11 +129,14 @@ def _make_ready(state: State, batch: Batch, base: int, start: int, stop: int, no
         state.lanes.add(lane, start, stop, flags, start, now.elapsed)
 
 
-def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
-    """Let items stand in their key's line where the old ones stood; says which did, for damage may have taken the record of a burial."""
+def _put_at_old_positions(state: State, record: Produced, now: Moment) -> set[int]:
+    """Put the items of `replaced` into their key lines at the old items' positions; returns their offsets.
+
+    An item whose old one no longer parks the key is not among them: damage may have taken the record of the burial.
+    """
     batch, base = record.batch, record.base
     placed: set[int] = set()
-    touched: dict[int, KeyLine] = {}
+    changed: dict[int, KeyLine] = {}
     for new, old in pairs(record.replaced or ()):
         key = NO_KEY if batch.key_ids is None else batch.key_ids[new - base]
         line = _parked(state, key, old)
@@ -147,11 +148,10 @@ def _put_in_places(state: State, record: Produced, now: Moment) -> set[int]:
             state.outside_lanes.add(new, new + 1)
             state.keys.update_head(key, line)
             placed.add(new)
-            touched[key] = line
-    for line in touched.values():
-        line.kept_positions = {
-            offset: at for offset, at in line.kept_positions.items() if offset in line.parked or offset not in state.completed
-        }
+            changed[key] = line
+    for line in changed.values():
+        kept = line.kept_positions.items()
+        line.kept_positions = {offset: position for offset, position in kept if offset in line.parked or offset not in state.completed}
     return placed
 
 
@@ -159,8 +159,8 @@ def _lane(batch: Batch, index: int) -> int:
     return DEFAULT_PRIORITY if batch.priorities is None else batch.priorities[index]
 
 
-def _spread(state: State, batch: Batch, base: int, placed: Container[int], now: Moment) -> None:
-    """Items that are not in their places already join their lanes, now or, scheduled, later."""
+def _add_items(state: State, batch: Batch, base: int, placed: Container[int], now: Moment) -> None:
+    """Add the items that are not `placed` to their lanes, or to the calendar if they are scheduled."""
     soon = now.wall + IMMEDIATE
     ats = [0] * len(batch) if batch.ats is None else batch.ats
     for start, stop in pairs(from_offsets(o for o, at in enumerate(ats, base) if at <= soon and o not in placed)):
@@ -175,7 +175,7 @@ def _spread(state: State, batch: Batch, base: int, placed: Container[int], now: 
             state.outside_lanes.add(offset, offset + 1)
 
 
-def _arm_ttl(state: State, batch: Batch, base: int, now: Moment) -> None:
+def _schedule_ttl(state: State, batch: Batch, base: int, now: Moment) -> None:
     if batch.ttls is None:
         state.ttl.add(now.elapsed + state.policy.ttl, base, base + len(batch))
         return

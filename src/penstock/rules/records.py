@@ -1,9 +1,10 @@
-"""What happened: the records that a partition writes, reads back and applies. They are the whole truth.
+"""Records: what happened in a partition. A partition's state follows from its records alone.
 
-Owns: the record types. A record states facts and is complete in itself: to apply one, nothing but the state before it is needed.
-Records are MessagePack arrays headed by their tag; a field may be added at the end with a default, never moved or removed
-(docs/format.md). Runs are flat `[start, stop, …]` (rules/runs.py). Instants ending in `deadline`, `until` and `due` are elapsed
-microseconds, `…_at` wall microseconds. Key columns are packed little-endian u64, one per offset.
+Owns: the record types, and how key columns are packed. Applying a record needs only the state before it.
+A record is a MessagePack array that begins with its tag. A field may be added at the end, with a default;
+no field is ever moved or removed (docs/format.md). Runs are flat `[start, stop, …]` (runs.py).
+Times named `deadline`, `until` and `due` are elapsed microseconds, `…_at` wall microseconds.
+Key columns are packed little-endian u64, one per offset.
 """
 
 from array import array
@@ -13,58 +14,59 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.rules.lanes import KEYED
+from penstock.rules.routing import NO_KEY
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
 
 class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
-    """An owner opened the partition. Written and synced before its first lease, so that no two owners share a token."""
+    """An owner opened the partition. Synced before its first lease, so that no two owners give one number."""
 
     epoch: int
     boot_id: str
     clock_shift: int
-    """Added to the machine's elapsed time to get the partition's, which never runs backwards."""
+    """Added to the machine's elapsed time to get the partition's elapsed time, which never runs backwards."""
     rebooted: bool = False
 
 
 class Configured(msgspec.Struct, array_like=True, gc=False, tag=2):
-    """The policy is now this."""
+    """The partition has a new policy."""
 
     policy: Policy
 
 
 class Produced(msgspec.Struct, gc=False):
-    """Items took offsets from `base` on. Lies in a DATA frame, not among the state records."""
+    """Items were stored at offsets from `base` on. It is written as a DATA frame, not among the state records."""
 
     base: int
     batch: Batch
     request: bytes | None = None
     ids: list[int] | None = None
-    """The answer to the request, where some of its items were produced before (dedup)."""
+    """The offsets that the request was answered with, if some of its items were duplicates (dedup)."""
     source: bytes | None = None
     sequence: int = 0
     replaced: list[int] | None = None
-    """Items that return to where an item whose burial parked their key stood: flat pairs `[new offset, old offset, …]`."""
+    """Flat pairs `[new offset, old offset, …]`: new items at the positions of buried ones that parked their key."""
 
 
 class LaneTake(msgspec.Struct, array_like=True, gc=False):
-    """What a lease did with the offsets [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
+    """What a lease did with [start, stop) of a lane: it took some, passed over those of busy keys, left the rest."""
 
     lane: int
     start: int
     stop: int
     taken: list[int] | None = None
-    """Runs; None is the whole of [start, stop)."""
+    """Runs; None: all of [start, stop)."""
     keys: bytes = b""
-    """Key ids of `taken`; empty when none has a key."""
+    """Key ids of `taken`; empty if no item has a key."""
     passed: list[int] = []
     passed_keys: bytes = b""
     left: list[int] = []
-    """Items without a key that stay ready where they are."""
+    """Items without a key that stay ready at their positions."""
 
 
 class LineTake(msgspec.Struct, array_like=True, gc=False):
-    """Items [start, stop) that had been passed over, taken from the front of their key's line."""
+    """Items [start, stop) that a lease took from the front of their key line."""
 
     key: int
     lane: int
@@ -73,7 +75,7 @@ class LineTake(msgspec.Struct, array_like=True, gc=False):
 
 
 class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
-    """Items were given to a consumer until `deadline`."""
+    """A consumer leased items until `deadline`."""
 
     lease: int
     deadline: int
@@ -84,58 +86,58 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
 
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):
-    """Items of busy keys were passed over; nobody got anything yet."""
+    """Items of busy keys were passed over; nothing was leased yet."""
 
     takes: list[LaneTake]
 
 
 class Completed(msgspec.Struct, array_like=True, gc=False, tag=5):
-    """Items of a lease are done: those of `runs`, or all that are still open."""
+    """Items of a lease were completed: `runs`, or (None) all that were still open."""
 
     lease: int
     runs: list[int] | None = None
 
 
 class Retried(msgspec.Struct, array_like=True, gc=False, tag=6):
-    """Items of a lease go back: those of `runs` because they failed, those of `returned` because an earlier one of their key did."""
+    """Items of a lease were returned: `runs` failed; before each of `returned`, an earlier item of its key failed."""
 
     lease: int
     runs: list[int]
     due: int = 0
-    """When they become ready; 0 is at once."""
+    """When they become ready; 0: at once."""
     reason: str = ""
     counted: bool = True
     returned: list[int] = []
 
 
 class LeaseExpired(msgspec.Struct, array_like=True, gc=False, tag=7):
-    """A lease ended by its deadline; what was still open goes back."""
+    """A lease passed its deadline; its open items were returned."""
 
     lease: int
 
 
 class Extended(msgspec.Struct, array_like=True, gc=False, tag=8):
-    """A lease ends later."""
+    """A lease has a later deadline."""
 
     lease: int
     deadline: int
 
 
 class Buried(msgspec.Struct, array_like=True, gc=False, tag=9):
-    """Items were given up, under a lease or (lease 0) while they waited."""
+    """Items were buried, under a lease or (lease 0) while they waited."""
 
     lease: int
     runs: list[int]
     reason: str
     keys: bytes = b""
-    """Key ids of `runs` (NO_KEY where there is none), when their lines are touched: always with `park`."""
+    """Key ids of `runs` (NO_KEY for none). Given if the burial changes key lines: always with `park`."""
     returned: list[int] = []
     park: bool = False
-    """Hold the keys until the items are redriven or cleared."""
+    """Whether the keys are held until the items are redriven or cleared."""
 
 
 class RequestAnswered(msgspec.Struct, array_like=True, gc=False, tag=17):
-    """A request with an id was answered so; its repetition will be too. Stands behind the records of what it did."""
+    """The answer to a request, also for its repetition. It follows the records of what the request did."""
 
     request: bytes
     count: int = 0
@@ -143,18 +145,18 @@ class RequestAnswered(msgspec.Struct, array_like=True, gc=False, tag=17):
     refused: list[int] = []
     early: list[int] = []
     ids: list[int] | None = None
-    """Of a produce that added nothing, because every item was there before (dedup)."""
+    """The offsets, if the request was a produce of which every item was a duplicate (dedup)."""
 
 
 class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
-    """Scheduled items became ready. Everything up to offset `last` at `until` is gone from the calendar named."""
+    """Scheduled items became ready. The calendar's entries up to offset `last` at `until` are removed."""
 
     by_wall: bool
     until: int
     last: int
     runs: list[int]
     tags: list[int]
-    """One per run: priority and whether it has a key, see lanes.py."""
+    """One per run: priority, and KEYED if the item has a key (lanes.py)."""
 
     @property
     def keyed(self) -> list[int]:
@@ -164,23 +166,23 @@ class Due(msgspec.Struct, array_like=True, gc=False, tag=10):
 
 
 class TtlChecked(msgspec.Struct, array_like=True, gc=False, tag=11):
-    """The ttl calendar was worked through up to offset `last` at `until`; what was found waiting is in a Buried record before this one."""
+    """The ttls up to offset `last` at `until` were checked; a Buried record before this has the waiting items."""
 
     until: int
     last: int
     overdue: list[int] = []
-    """Leased when their ttl ended: buried if they come back."""
+    """Items that were leased when their ttl ended: they are buried if they are returned."""
 
 
 class Paused(msgspec.Struct, array_like=True, gc=False, tag=12):
-    """Leasing and producing are held (True) or go on (False)."""
+    """Whether leasing and producing are paused."""
 
     lease: bool
     produce: bool
 
 
 class Cleared(msgspec.Struct, array_like=True, gc=False, tag=13):
-    """Items were resolved by an operator: all that were in the states named."""
+    """All items in the given states were completed by an administrative operation."""
 
     ready: list[int] = []
     scheduled: list[int] = []
@@ -189,29 +191,29 @@ class Cleared(msgspec.Struct, array_like=True, gc=False, tag=13):
 
 
 class Sought(msgspec.Struct, array_like=True, gc=False, tag=14):
-    """Completed items are ready again, in log order."""
+    """Completed items became ready again, in log order."""
 
     runs: list[int]
 
 
 class RedrivenInPlace(msgspec.Struct, array_like=True, gc=False, tag=15):
-    """Buried items are ready again: at the tail of their lanes, or, where their key was parked, at the front of its line."""
+    """Buried items became ready again: at the tail of their lanes or, if they parked their key, in its line."""
 
     runs: list[int]
     tags: bytes
     """One per offset: priority and KEYED."""
     keys: bytes = b""
-    """Key ids of `runs` (NO_KEY where there is none); empty when none has a key."""
+    """Key ids of `runs` (NO_KEY for none); empty if no item has a key."""
 
 
 class Lost(msgspec.Struct, array_like=True, gc=False, tag=16):
-    """Damage took the bytes of items; they are out of the way."""
+    """Damage took the bytes of items; the items count as completed."""
 
     runs: list[int]
 
 
 class Dropped(msgspec.Struct, array_like=True, gc=False, tag=18):
-    """Retention let go of the bytes of resolved items."""
+    """Retention deletes the bytes of resolved items."""
 
     runs: list[int]
 
@@ -224,13 +226,13 @@ class CursorMoved(msgspec.Struct, array_like=True, gc=False, tag=19):
 
 
 class CursorReleased(msgspec.Struct, array_like=True, gc=False, tag=20):
-    """A cursor is no more and holds nothing back."""
+    """A cursor was removed; it no longer limits retention."""
 
     name: str
 
 
 class ProgressSet(msgspec.Struct, array_like=True, gc=False, tag=28):
-    """The holder of an item said how far it has come."""
+    """The holder of an item reported its progress."""
 
     lease: int
     offset: int
@@ -238,61 +240,64 @@ class ProgressSet(msgspec.Struct, array_like=True, gc=False, tag=28):
 
 
 class CompletedUnleased(msgspec.Struct, array_like=True, gc=False, tag=29):
-    """Ready items are done: the holder of the consumer right had handled them."""
+    """Ready items were completed, because the holder of the consumer right had handled them."""
 
     runs: list[int]
     consumer: str
     keys: bytes = b""
-    """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
+    """Key ids of `runs` (NO_KEY for items that are in no key line); empty if none is in a line."""
 
 
 class FenceSpec(msgspec.Struct, array_like=True, gc=False):
-    """Items here from position `since` on wait for those of the same slot (or key) that partition `source` holds from before `mark`."""
+    """A fence: items at position `since` or later wait for partition `source`.
+
+    They wait until `source` has resolved its items of the same slots (or keys) from before its position `mark`.
+    """
 
     number: int
     source: int
     mark: int
     since: int
     slots: bytes | None
-    """Packed u16, sorted; None when only keys are left."""
+    """Packed u16, sorted; None if the fence covers only keys."""
     keys: bytes = b""
 
 
 class FencesAdded(msgspec.Struct, array_like=True, gc=False, tag=21):
-    """Slots came here with version `version` of the slot map, and the dedup ids given with them."""
+    """Slots were assigned to this partition by version `version` of the slot map: their fences and their dedup ids."""
 
     version: int
-    barriers: list[FenceSpec]
+    fences: list[FenceSpec]
     dedup_ids: list[tuple[bytes, int, int]] = []
-    """(digest, deadline, item): an item of another partition as words/ids.py numbers it."""
+    """(digest, deadline, item): the item is in another partition; words/ids.py says how it is numbered."""
 
 
 class FenceNarrowed(msgspec.Struct, array_like=True, gc=False, tag=22):
-    """Of a barrier only these keys are left."""
+    """A fence now covers only these keys."""
 
     number: int
     keys: bytes
 
 
 class FenceLifted(msgspec.Struct, array_like=True, gc=False, tag=23):
-    """These keys of a narrowed barrier are free; without any left the barrier is gone."""
+    """A narrowed fence no longer covers these keys; without any key it is removed."""
 
     number: int
     keys: bytes
 
 
 class Sent(msgspec.Struct, array_like=True, gc=False, tag=24):
-    """Items are on their way to another partition."""
+    """A transfer of items to another partition began."""
 
     destination: bytes
     sequence: int
     runs: list[int]
     keys: bytes = b""
-    """Key ids of `runs` (NO_KEY where there is none, or its line is not touched); empty when no line is touched."""
+    """Key ids of `runs` (NO_KEY for items that are in no key line); empty if none is in a line."""
 
 
 class FollowUpSent(msgspec.Struct, array_like=True, gc=False, tag=25):
-    """Items that are not of this partition are on their way to another: follow-ups."""
+    """A transfer of follow-ups to another partition began. They are not items of this partition."""
 
     destination: bytes
     sequence: int
@@ -300,7 +305,7 @@ class FollowUpSent(msgspec.Struct, array_like=True, gc=False, tag=25):
 
 
 class Delivered(msgspec.Struct, array_like=True, gc=False, tag=26):
-    """A transfer arrived, its items at offsets from `base` on (-1: not known)."""
+    """A transfer arrived; its items have offsets from `base` on there (-1: unknown)."""
 
     destination: bytes
     sequence: int
@@ -308,7 +313,7 @@ class Delivered(msgspec.Struct, array_like=True, gc=False, tag=26):
 
 
 class ParkedKeyReleased(msgspec.Struct, array_like=True, gc=False, tag=27):
-    """A parked key goes on without its buried items."""
+    """A parked key was released; its buried items stay buried."""
 
     key: int
 
@@ -353,3 +358,8 @@ def pack_keys(keys: Iterable[int]) -> bytes:
 
 def unpack_keys(packed: bytes) -> list[int]:
     return array("Q", packed).tolist()
+
+
+def unpack_keys_or_none(packed: bytes, count: int) -> list[int]:
+    """The key ids of `count` items; NO_KEY for each when nothing is packed."""
+    return array("Q", packed).tolist() if packed else [NO_KEY] * count

@@ -1,17 +1,18 @@
-"""What is remembered for a while: answers to requests, and dedup ids.
+"""Ids that a partition remembers for a time: request ids with their answers, and dedup ids.
 
-Owns: `AnswerWindow` (request ids and what was answered) and `DedupIds`.
-- In a Window entries lie in generations of a sixteenth of the window by the time they came, so that forgetting drops a whole
-  generation and costs nothing per entry. An entry is answered for at least its window, and never after it.
-- A dedup id is a 16-byte digest; its first two bytes choose a bucket, in which it lies as 30 bytes: the rest of the digest, the offset of
-  the first item produced with it (if that lies elsewhere its number, words/ids.py), the deadline. Entries of a bucket come in the order in
-  which they were put, so what is over is trimmed from the front whenever the bucket is used, and everywhere when there are too many
-  (`limit`). A million ids take some 35 MB; looking one up searches a few hundred bytes.
+Owns: `AnswerWindow` (request ids and answers) and `DedupIds`.
+- The entries of an AnswerWindow are kept in generations of a sixteenth of the window, by their deadline. Whole
+  generations are deleted, so that deleting costs nothing per entry. An entry is found until its deadline.
+- A dedup id is a 16-byte digest. Its first two bytes choose a bucket, in which it takes 30 bytes: the rest of the
+  digest, the offset of the first item produced with it (the item's number, words/ids.py, if that is in another
+  partition), the deadline. The entries of a bucket are in the order in which they were added. Expired ones are deleted
+  from its front whenever the bucket is used, and from all buckets when there are too many (`limit`). A million ids take
+  about 35 MB; a lookup searches a few hundred bytes.
 """
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -30,6 +31,7 @@ class AnswerWindow(Generic[Value]):
         return self.total
 
     def get(self, name: bytes, now: int) -> Value | None:
+        """The value of an id, or None if it is unknown or past its deadline."""
         for _, entries in self._generations:
             found = entries.get(name)
             if found is not None and found[0] > now:
@@ -37,11 +39,11 @@ class AnswerWindow(Generic[Value]):
         return None
 
     def put(self, name: bytes, value: Value, now: int, span: int) -> None:
-        """Remember `value` until now + span; also forgets what is over."""
+        """Remember `value` until now + span; also deletes expired generations."""
         self.forget(now)
         deadline = now + span
         step = max(1, span // 16)
-        last = deadline - deadline % step + step  # every entry of a generation is over by then
+        last = deadline - deadline % step + step  # by then every entry of the generation has expired
         entries = next((known for until, known in self._generations if until == last), None)
         if entries is None:
             entries = {}
@@ -50,13 +52,13 @@ class AnswerWindow(Generic[Value]):
         entries[name] = (deadline, value)
 
     def forget(self, now: int) -> None:
-        """Drop the generations that are over."""
+        """Delete the generations that have expired."""
         if any(until <= now for until, _ in self._generations):
             self._generations = deque(pair for pair in self._generations if pair[0] > now)
             self.total = sum(len(entries) for _, entries in self._generations)
 
     def live(self, now: int) -> list[tuple[bytes, int, Value]]:
-        """What is remembered at `now` as (id, deadline, value), in a settled order."""
+        """(id, deadline, value) of all entries that have not expired, by deadline and id."""
         latest: dict[bytes, tuple[int, Value]] = {}
         for _, entries in self._generations:
             for name, (deadline, value) in entries.items():
@@ -65,7 +67,7 @@ class AnswerWindow(Generic[Value]):
         return [(name, deadline, value) for name, (deadline, value) in sorted(latest.items(), key=lambda pair: (pair[1][0], pair[0]))]
 
     def restore(self, name: bytes, deadline: int, value: Value) -> None:
-        """Put back an entry of `live` (in its order)."""
+        """Add an entry of `live`; call it in the order of `live`."""
         if not self._generations:
             self._generations.append((deadline, {}))
         until, entries = self._generations[0]
@@ -82,26 +84,27 @@ _NAME_BYTES = 14
 class DedupIds:
     """Offsets by 16-byte id, each until its deadline."""
 
-    __slots__ = ("_buckets", "next_over", "total")
+    __slots__ = ("_buckets", "_none_expires_before", "total")
 
     def __init__(self) -> None:
         self._buckets: dict[bytes, bytearray] = {}
         self.total = 0
-        self.next_over = 0
-        """When `forget` can next let go of something, as far as is known."""
+        self._none_expires_before = 0
+        """No entry has an earlier deadline; 0: unknown."""
 
     def __len__(self) -> int:
+        """The number of entries, also of those that have expired and are not deleted yet."""
         return self.total
 
     def count(self, now: int) -> int:
-        """How many ids are remembered at `now`. Unlike `len` it does not count those that are over, and looks at all when some may be."""
-        if now < self.next_over:
+        """How many ids have not expired. Reads all entries if some may have expired."""
+        if now < self._none_expires_before:
             return self.total
         known = (len({rest for rest, _, deadline in _REST.iter_unpack(bucket) if deadline > now}) for bucket in self._buckets.values())
         return sum(known)
 
     def get(self, name: bytes, now: int) -> int | None:
-        """The offset that an id led to, if its window is not over."""
+        """The offset of an id, or None if it is unknown or past its deadline."""
         bucket = self._buckets.get(name[:2])
         if bucket is None:
             return None
@@ -114,15 +117,23 @@ class DedupIds:
             at += 1
         return None
 
-    def put(self, name: bytes, offset: int, now: int, span: int) -> None:
-        """Remember an id until now + span; what is over in its bucket goes."""
-        bucket = self._buckets.get(name[:2])
-        if bucket:
-            self._trim(bucket, now)
-        self.restore(name, now + span, offset)
+    def put_all(self, names: Sequence[bytes | None], base: int, now: int, span: int) -> None:
+        """Remember the ids of items from offset `base` on until now + span. Deletes expired ones of their buckets."""
+        deadline = now + span
+        for offset, name in enumerate(names, base):
+            if name is not None:
+                bucket = self._buckets.get(name[:2])
+                if bucket:
+                    self._trim(bucket, now)
+                self._add(name, deadline, offset)
+        self._none_expires_before = min(self._none_expires_before, deadline)
 
     def restore(self, name: bytes, deadline: int, offset: int) -> None:
-        """Put back an entry of `live`, in its order."""
+        """Add an entry of `live`; call it in the order of `live`."""
+        self._add(name, deadline, offset)
+        self._none_expires_before = min(self._none_expires_before, deadline)
+
+    def _add(self, name: bytes, deadline: int, offset: int) -> None:
         bucket = self._buckets.get(name[:2])
         if bucket is None:
             bucket = self._buckets[name[:2]] = bytearray()
@@ -130,29 +141,29 @@ class DedupIds:
         self.total += 1
 
     def _trim(self, bucket: bytearray, now: int) -> None:
-        over = 0
-        while over < len(bucket) and _VALUES.unpack_from(bucket, over + _NAME_BYTES)[1] <= now:
-            over += _REST.size
-        if over:
-            del bucket[:over]
-            self.total -= over // _REST.size
+        expired = 0
+        while expired < len(bucket) and _VALUES.unpack_from(bucket, expired + _NAME_BYTES)[1] <= now:
+            expired += _REST.size
+        if expired:
+            del bucket[:expired]
+            self.total -= expired // _REST.size
 
     def limit(self, most: int, now: int) -> None:
-        """Let go of what is over when there are more than `most` and an eighth: so seldom that it costs little for each id."""
-        if self.total > most + most // 8 and now >= self.next_over:
+        """Delete expired ids if there are an eighth more than `most`: so seldom that the cost per id is small."""
+        if self.total > most + most // 8 and now >= self._none_expires_before:
             self.forget(now)
 
     def forget(self, now: int) -> None:
-        """Let go of everything that is over."""
+        """Delete all expired ids."""
         kept = self.live(now)
         self._buckets.clear()
         self.total = 0
-        self.next_over = kept[0][1] if kept else 0
+        self._none_expires_before = kept[0][1] if kept else 0
         for name, deadline, offset in kept:
-            self.restore(name, deadline, offset)
+            self._add(name, deadline, offset)
 
     def live(self, now: int) -> list[tuple[bytes, int, int]]:
-        """What is remembered at `now` as (id, deadline, offset), in a settled order."""
+        """(id, deadline, offset) of all ids that have not expired, by deadline and id."""
         latest = {name: (deadline, offset) for name, deadline, offset in self._entries() if deadline > now}
         return [(name, *found) for name, found in sorted(latest.items(), key=lambda pair: (pair[1][0], pair[0]))]
 

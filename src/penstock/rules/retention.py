@@ -1,8 +1,8 @@
-"""What may be forgotten: retention and the cursors that hold it back.
+"""Retention: which items' bytes may be deleted, and the cursors that limit it.
 
-Owns: `decide_drop`, `decide_put_cursor`, `decide_release` and their application, `needed` and `buried_since`.
-Bytes are let go only of items that are resolved (completed, or buried without holding their key), and only before every cursor.
-The record comes first, durably; the files follow. A crash between the two leaves bytes too many, never too few.
+Owns: the decisions about dropping items and about cursors, their application, `offsets_to_keep` and `buried_since`.
+Only items that are completed, or buried without parking their key, and that every cursor has read are deleted.
+The record is written and synced before the files are changed. A crash in between leaves too many bytes, never too few.
 """
 
 from penstock.rules.commands import Drop, ForgetCursor, ItemCount, PutCursor
@@ -17,7 +17,7 @@ from penstock.words.limits import check_range
 
 
 def offsets_to_keep(state: State, stop: int) -> RunSet:
-    """Offsets before `stop` whose bytes must be kept: unresolved, or parked, or not yet passed by a cursor."""
+    """Offsets before `stop` that must be kept: unresolved, parking their key, or not yet read by a cursor."""
     found = RunSet((0, stop))
     found.remove_all(state.completed.within(0, stop))
     found.remove_all(state.buried_set.within(0, stop))
@@ -32,12 +32,12 @@ def offsets_to_keep(state: State, stop: int) -> RunSet:
 
 
 def buried_since(state: State, start: int, stop: int, since: int) -> list[int]:
-    """Offsets of [start, stop) that were buried after `since`, by elapsed time."""
+    """Offsets of [start, stop) that were buried after `since` (elapsed time)."""
     found = offsets(state.buried_set.within(start, stop))
     return [offset for offset in found if offset in state.burials and state.burials[offset].since > since]
 
 
-def decide_drop(state: State, command: Drop, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_drop(state: State, command: Drop, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     if len(command.runs) % 2 or any(type(edge) is not int or edge < 0 for edge in command.runs):
         raise InvalidRequest("the runs to drop are not pairs of offsets; give [start, stop, …]")
     new = RunSet(command.runs)
@@ -55,15 +55,14 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
     state.completed.add_all(record.runs)
     forget_moved(state, record.runs)
     for start, stop in pairs(record.runs):
-        gone = state.buried_set.within(start, stop)
-        state.buried_dropped += count(gone)
+        buried = state.buried_set.within(start, stop)
+        state.buried_dropped += count(buried)
         state.buried_set.remove(start, stop)
-        for first, last in pairs(gone):
-            for offset in range(first, last):
-                state.burials.pop(offset, None)
+        for offset in offsets(buried):
+            state.burials.pop(offset, None)
 
 
-def decide_put_cursor(state: State, command: PutCursor, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_put_cursor(state: State, command: PutCursor, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     if not command.name:
         raise InvalidRequest("the cursor has no name; give it one")
     check_name("cursor", command.name)
@@ -77,7 +76,7 @@ def apply_cursor_moved(state: State, record: CursorMoved, now: Moment) -> None:
     state.cursors[record.name] = record.offset
 
 
-def decide_forget_cursor(state: State, command: ForgetCursor, now: Moment, peek: BlockSource) -> tuple[list[Record], ItemCount]:
+def decide_forget_cursor(state: State, command: ForgetCursor, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     if command.name not in state.cursors:
         raise InvalidRequest(f"there is no cursor {command.name!r}; there are {sorted(state.cursors) or 'none'}")
     return [CursorReleased(command.name)], ItemCount(0)

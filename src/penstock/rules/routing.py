@@ -1,8 +1,8 @@
-"""From a key to its slot, the same in Python and in Spark SQL.
+"""The hashes of keys and ids: from a key to its key id and slot, the same in Python and in Spark SQL.
 
-Owns: the routing hash of DESIGN §4. `xxhash64(lit('penstock.slot'), key) & 16383` in stock Spark SQL gives the same slot.
-The whole 64-bit hash also serves as the *key id* by which a partition tells keys apart without holding their bytes: two keys that
-share an id (one pair in 2**64) are handled as one key, in order, one at a time: slower, never wrong. See docs/adr/0003.
+Owns: the routing hash of DESIGN §4. In Spark SQL a slot is `xxhash64(lit('penstock.slot'), key) & 16383`.
+The whole 64-bit hash is the *key id*, by which a partition tells keys apart without storing their bytes. Two keys with
+the same id (one pair in 2**64) are handled as one key: slower, but never wrong. See docs/adr/0003.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ def key_id(key: bytes) -> int:
 
 
 def key_ids(keys: Sequence[bytes | None]) -> list[int]:
-    """The id of each key, NO_KEY where there is none."""
+    """The id of each key; NO_KEY for None."""
     digest, seed = xxhash.xxh64_intdigest, SLOT_SEED
     return [NO_KEY if key is None else digest(key, seed) or _STAND_IN_FOR_ZERO for key in keys]
 
 
 def with_key_ids(batch: Batch) -> Batch:
-    """The batch with the ids of its keys, where they are not given yet."""
+    """The batch with key ids, if it has keys and no ids yet. Raises InvalidRequest if a key is not bytes."""
     if not isinstance(batch, Batch) or batch.keys is None or batch.key_ids is not None:
         return batch
     try:
@@ -49,7 +49,7 @@ def slot(key: bytes) -> int:
 
 
 def digest(*parts: bytes) -> bytes:
-    """A 16-byte name for ids given by callers (request ids; `dedup_digest` for dedup ids). Cryptographic: a collision loses an item."""
+    """A 16-byte digest of a caller's id. It is cryptographic, because a collision would lose an item."""
     whole = hashlib.blake2b(digest_size=16)
     for part in parts:
         whole.update(len(part).to_bytes(4, "little"))
@@ -58,12 +58,12 @@ def digest(*parts: bytes) -> bytes:
 
 
 def dedup_digest(key: bytes | None, dedup: bytes) -> bytes:
-    """The name of a dedup id within its key, or without one. It begins with the slot that routes the item, and moves with it."""
-    home = slot(dedup if key is None else key)
+    """The 16-byte digest of a dedup id within its key, if any. It begins with the item's slot."""
+    own_slot = slot(dedup if key is None else key)
     scope = b"\0" if key is None else b"\1" + key
-    return home.to_bytes(2, "big") + digest(b"penstock.dedup", scope, dedup)[:14]
+    return own_slot.to_bytes(2, "big") + digest(b"penstock.dedup", scope, dedup)[:14]
 
 
 def dedup_slot(digest: bytes) -> int:
-    """The slot that a dedup_digest belongs to."""
+    """The slot of a `dedup_digest`."""
     return int.from_bytes(digest[:2], "big")

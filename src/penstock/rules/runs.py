@@ -1,7 +1,7 @@
-"""Sets of offsets as runs: what is contiguous costs one entry, however long it is.
+"""Sets of offsets as runs: a contiguous range costs one entry, however long it is.
 
-Owns: `RunSet`, and the flat form of runs used in records: `[start, stop, start, stop, …]`, half open, ascending unless said otherwise.
-Limits: adding at the end is O(1); elsewhere O(log n) to find plus a memory move of the runs behind.
+Owns: `RunSet`, and the flat form of runs in records: `[start, stop, …]`, half open, ascending unless said otherwise.
+Limits: adding at the end is O(1); adding elsewhere is O(log n) plus a memory move of the later runs.
 """
 
 from array import array
@@ -32,14 +32,14 @@ def first_of(runs: Iterable[int], most: int) -> list[int]:
 
 
 def offsets(runs: list[int]) -> list[int]:
-    """Every offset of flat runs, in their order."""
+    """Every offset of flat runs, in the order of the runs."""
     if len(runs) == 2:
         return list(range(runs[0], runs[1]))
     return [offset for start, stop in pairs(runs) for offset in range(start, stop)]
 
 
 def from_offsets(values: Iterable[int]) -> list[int]:
-    """Flat runs of offsets in the order given; neighbours that follow each other are joined."""
+    """Flat runs of offsets in the given order; consecutive offsets are joined."""
     runs: list[int] = []
     expected = -1
     for value in values:
@@ -79,7 +79,7 @@ class RunSet:
         return [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
 
     def add(self, start: int, stop: int) -> None:
-        """Add [start, stop); what is in already stays."""
+        """Add [start, stop); some of it may be in the set already."""
         if start >= stop:
             return
         starts, stops = self._starts, self._stops
@@ -110,7 +110,7 @@ class RunSet:
             self._replace(low, high, (min(start, starts[low]),), (max(stop, stops[high - 1]),))
 
     def remove(self, start: int, stop: int) -> None:
-        """Take [start, stop) out; what is not in is no matter."""
+        """Remove [start, stop); some of it may not be in the set."""
         if start >= stop:
             return
         starts, stops = self._starts, self._stops
@@ -123,7 +123,7 @@ class RunSet:
             self._replace(low, high, [s for s, _ in kept], [e for _, e in kept])
 
     def _remove_from(self, at: int, start: int, stop: int) -> None:
-        """Take [start, stop) out of one run that it overlaps."""
+        """Remove [start, stop) from the only run that it overlaps."""
         starts, stops = self._starts, self._stops
         first, last = starts[at], stops[at]
         if start > first:
@@ -162,7 +162,7 @@ class RunSet:
         return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
 
     def subtract(self, runs: Iterable[int]) -> list[int]:
-        """What is left when `runs` are taken out, as flat runs; the set itself then holds just that."""
+        """Remove `runs` from the set; returns what is left, as flat runs."""
         self.remove_all(runs)
         return self.runs
 

@@ -1,8 +1,8 @@
-"""The slot map: which partition has each slot of a queue, version by version.
+"""The slot map: which partition owns each slot of a queue, version by version.
 
-Owns: `SlotMap`, how slots are shared out (`first`, `spread`), and what a new version moves (`moves`).
-A map is never changed: another number of partitions is another version. Arrays may be shared between maps, so nobody writes to one.
-Every map made here is even: the partitions it lists hold 16,384 / n slots, rounded down or up.
+Owns: `SlotMap`, how slots are assigned (`first_map`, `next_map`), and which slots a new version moves (`slot_moves`).
+A map is never changed: another number of partitions is another version. Maps may share arrays, so never write to one.
+Every map made here is even: each of its partitions has 16,384 / n slots, rounded down or up, except `fixed` ones.
 Limits: MAX_PARTITIONS partitions at a time, whose numbers fit into 16 bits.
 """
 
@@ -20,8 +20,8 @@ from penstock.words.errors import CorruptLog, InvalidRequest
 from penstock.words.limits import MAX_PARTITIONS, check_range
 
 MAX_NUMBER = 65_535
-"""Highest number of a partition that a map can name."""
-_CACHED = 64  # most queues share one of few maps: those of a new queue
+"""Highest partition number that a map can store."""
+_CACHED = 64  # most queues have one of few maps: those of new queues
 
 
 class SlotMap(NamedTuple):
@@ -32,7 +32,7 @@ class SlotMap(NamedTuple):
     """The partition number of each slot."""
 
     def partitions_of(self, batch: Batch, keyless: int) -> list[int]:
-        """The partition of each item by its key; `keyless` for those without one."""
+        """The partition of each item by its key; `keyless` for items without one."""
         owners = self.owners
         return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in batch.key_ids or repeat(NO_KEY, len(batch))]
 
@@ -42,7 +42,7 @@ class SlotMap(NamedTuple):
 
     @classmethod
     def unpack(cls, version: int, packed: bytes) -> "SlotMap":
-        """The map that `pack` saw."""
+        """The map of `pack`. Raises CorruptLog if the bytes are no map."""
         return cls(version, _owners(packed))
 
     def __repr__(self) -> str:
@@ -50,7 +50,7 @@ class SlotMap(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Slots that go from one partition to another."""
+    """Slots that a new map moves from one partition to another."""
 
     source: int
     destination: int
@@ -58,35 +58,35 @@ class Move(NamedTuple):
 
 
 def first_map(partitions: Sequence[int]) -> SlotMap:
-    """The map of a new queue: one block of slots after another. What is stored of a new queue rests on it, so it stays as it is."""
+    """The map of a new queue: one block of slots after another. It is not stored, so it must never change."""
     numbers = _checked(partitions)
-    edges = [SLOTS * place // len(numbers) for place in range(len(numbers) + 1)]
-    return SlotMap.unpack(1, _packed((number, edges[place + 1] - edges[place]) for place, number in enumerate(numbers)))
+    edges = [SLOTS * index // len(numbers) for index in range(len(numbers) + 1)]
+    return SlotMap.unpack(1, _packed((number, edges[index + 1] - edges[index]) for index, number in enumerate(numbers)))
 
 
 def next_map(old: SlotMap, partitions: Sequence[int], fixed: Collection[int] = ()) -> SlotMap:
-    """The next version, even over `partitions`, with as few slots moved as possible. Those that are `fixed` keep just what they have."""
-    return SlotMap(old.version + 1, _spread(old.owners.tobytes(), tuple(_checked(partitions)), frozenset(fixed)))
+    """The next version: even, with as few slots moved as possible. `fixed` partitions keep exactly their slots."""
+    return SlotMap(old.version + 1, _next_owners(old.owners.tobytes(), tuple(_checked(partitions)), frozenset(fixed)))
 
 
 @lru_cache(_CACHED)
-def _spread(old: bytes, partitions: tuple[int, ...], fixed: frozenset[int]) -> "array[int]":
+def _next_owners(old: bytes, partitions: tuple[int, ...], fixed: frozenset[int]) -> "array[int]":
     owners = array("H", old)
     shares = _shares(Counter(owners), partitions, fixed)
     free = []
-    for slot, owner in enumerate(owners):  # whoever has too many keeps its first ones
+    for slot, owner in enumerate(owners):  # a partition with too many slots keeps its first ones
         if shares.get(owner, 0):
             shares[owner] -= 1
         else:
             free.append(slot)
-    takers = (number for number, lacking in shares.items() for _ in range(lacking))
-    for slot, taker in zip(free, takers, strict=True):
-        owners[slot] = taker
+    new_owners = (number for number, lacking in shares.items() for _ in range(lacking))
+    for slot, owner in zip(free, new_owners, strict=True):
+        owners[slot] = owner
     return owners
 
 
 def slot_moves(old: SlotMap, new: SlotMap) -> list[Move]:
-    """What goes where between two versions, by source and destination."""
+    """The slots whose owner differs between two versions, by source and destination."""
     return list(_moves(old.owners.tobytes(), new.owners.tobytes()))
 
 
@@ -100,7 +100,7 @@ def _moves(old: bytes, new: bytes) -> tuple[Move, ...]:
 
 
 def _shares(held: Counter[int], numbers: Sequence[int], fixed: Collection[int]) -> dict[int, int]:
-    """How many slots each partition is to have, in their order. Those that hold most get what does not divide: they have it already."""
+    """How many slots each partition gets. The remainder goes to those that have the most slots already."""
     kept = {number: held[number] for number in numbers if number in fixed}
     sharing = [number for number in numbers if number not in kept]
     each, rest = divmod(SLOTS - sum(kept.values()), max(1, len(sharing)))
@@ -109,7 +109,7 @@ def _shares(held: Counter[int], numbers: Sequence[int], fixed: Collection[int]) 
 
 
 def _checked(partitions: Sequence[int]) -> list[int]:
-    """The numbers in order, or what is wrong with them."""
+    """The partition numbers, sorted. Raises InvalidRequest if they are invalid."""
     for number in partitions:
         check_range("the number of a partition", number, 0, MAX_NUMBER)
     if not 1 <= len(set(partitions)) == len(partitions) <= MAX_PARTITIONS:
@@ -124,7 +124,7 @@ def _pack(owners: bytes) -> bytes:
 
 
 def _packed(runs: Iterable[tuple[int, int]]) -> bytes:
-    """Runs of slots as pairs of 16-bit numbers: the owner, and how many slots in a row."""
+    """Runs of slots as pairs of 16-bit numbers: the owner, and the number of consecutive slots."""
     return b"".join(struct.pack("<HH", owner, length) for owner, length in runs)
 
 
@@ -135,5 +135,5 @@ def _owners(packed: bytes) -> "array[int]":
         for owner, length in struct.iter_unpack("<HH", packed):
             owners.extend(array("H", [owner]) * length)
     if len(owners) != SLOTS:
-        raise CorruptLog(f"a slot map of {len(packed)} bytes tells the owners of {len(owners)} slots, not {SLOTS}; run verify, then repair")
+        raise CorruptLog(f"a slot map of {len(packed)} bytes has the owners of {len(owners)} slots, not {SLOTS}; run verify, then repair")
     return owners

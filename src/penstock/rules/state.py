@@ -1,11 +1,12 @@
-"""The state of one partition, and the questions that can be asked of it.
+"""The state of one partition, and queries on it.
 
-Owns: `State`. Only `apply` functions (the modules beside this one) change it; anybody may read it.
-An item's state is kept in one way each, and READY is what is left:
-- resolved, buried, scheduled: by their sets; passed: ready, but in its key's line (keys.py);
-- moving: on its way to another partition (outbox.py);
-- away: everything that is not ready in a lane = resolved + buried + moving + scheduled + passed + leased;
-- leased: away and in none of the others. Counts follow from the sizes of the sets and are kept nowhere else.
+Owns: `State`. Only the `apply` functions of the other modules change it.
+Each item's state is stored once, by the set that its offset is in:
+- completed, buried_set, scheduled, moving: the items in these states;
+- passed_over: ready, but in a key line (keys.py);
+- outside_lanes: completed + buried + moving + scheduled + passed over + leased;
+- leased items are those of outside_lanes that are in no other set; all other items are ready in a lane.
+Counts are the sizes of these sets and are stored nowhere else.
 """
 
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ import msgspec
 from penstock.rules.calendar import Calendar
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLines
-from penstock.rules.lanes import Lanes, Rank, best_rank
+from penstock.rules.lanes import Lanes, Rank
 from penstock.rules.leases import EPOCH_SHIFT, Leases
 from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 from penstock.rules.routing import NO_KEY
@@ -26,14 +27,14 @@ from penstock.words.limits import DEFAULT_PRIORITY, Policy
 
 
 class Block(NamedTuple):
-    """What rules may need to see of items on disk: one frame's worth of key ids and priorities (None: no item has any)."""
+    """The key ids and priorities of the items of one frame (None: no item has any)."""
 
     base: int
     stop: int
     key_ids: list[int] | None = None
     priorities: bytes | None = None
     lost: bool = False
-    """Damage took these items."""
+    """Whether damage took these items."""
 
     def key_of(self, offset: int) -> int:
         return NO_KEY if self.key_ids is None else self.key_ids[offset - self.base]
@@ -43,7 +44,7 @@ class Block(NamedTuple):
 
 
 class MissingBlocks(Exception):
-    """A decision needs the blocks that hold `offsets`: fetch them and decide again."""
+    """A decision needs the blocks of `offsets`: fetch them and decide again."""
 
     def __init__(self, offsets: list[int]) -> None:
         super().__init__(offsets)
@@ -51,19 +52,19 @@ class MissingBlocks(Exception):
 
 
 class BlockSource(Protocol):
-    """Blocks at hand."""
+    """Blocks in memory."""
 
     def find(self, offset: int) -> Block:
-        """The block that holds `offset`; raises Missing when it is not at hand."""
+        """The block of `offset`. Raises MissingBlocks if it is not in memory."""
         ...
 
 
-def find_blocks(peek: BlockSource, offsets: Iterable[int]) -> list[Block]:
-    """The block of each offset; raises Missing with all that are not at hand, so that they are fetched in one go."""
+def find_blocks(blocks: BlockSource, offsets: Iterable[int]) -> list[Block]:
+    """The block of each offset. Raises MissingBlocks with all that are not in memory, to be fetched together."""
     found, missing = [], []
     for offset in offsets:
         try:
-            found.append(peek.find(offset))
+            found.append(blocks.find(offset))
         except MissingBlocks:
             missing.append(offset)
     if missing:
@@ -72,12 +73,12 @@ def find_blocks(peek: BlockSource, offsets: Iterable[int]) -> list[Block]:
 
 
 def lost_runs(state: "State", blocks: Iterable[Block]) -> list[int]:
-    """What damage took of blocks that were looked at and is not recorded yet; what retention took was not damaged."""
+    """Flat runs of the items of lost blocks that are not recorded as lost yet (`State.unrecorded_losses`)."""
     return RunSet(edge for block in blocks if block.lost for edge in state.unrecorded_losses(block.base, block.stop)).runs
 
 
 class Failure(NamedTuple):
-    """What is known of an item that came back."""
+    """The failed attempts of an item."""
 
     attempts: int
     first_failed_at: int
@@ -86,7 +87,7 @@ class Failure(NamedTuple):
 
 
 class Burial(NamedTuple):
-    """Why and when an item was given up."""
+    """Why and when an item was buried."""
 
     reason: str
     buried_at: int
@@ -94,11 +95,11 @@ class Burial(NamedTuple):
     first_failed_at: int
     last_failed_at: int
     since: int = 0
-    """When it was buried, by elapsed time; 0 where that was not written down."""
+    """When it was buried, by elapsed time; 0: unknown, from an older version."""
 
 
 class OutboxEntry(msgspec.Struct, array_like=True):
-    """A transfer on its way: items of this partition, or (follow-ups) a batch as bytes."""
+    """A transfer that is not confirmed: items of this partition, or (follow-ups) a batch as bytes."""
 
     sequence: int
     runs: list[int]
@@ -106,7 +107,7 @@ class OutboxEntry(msgspec.Struct, array_like=True):
 
 
 class RememberedAnswer(msgspec.Struct, array_like=True):
-    """The answer to a request, kept for its repetition."""
+    """The answer to a request, for its repetition."""
 
     base: int = 0
     count: int = 0
@@ -128,7 +129,7 @@ class Counts(NamedTuple):
 
 
 class State:
-    """Everything a partition knows but for the bytes of its items."""
+    """The whole state of a partition, except the bytes of its items."""
 
     def __init__(self, policy: Policy | None = None) -> None:
         self.policy = policy or Policy()
@@ -146,15 +147,15 @@ class State:
         self.scheduled = RunSet()
         self.passed_over = RunSet()
         self.ttl_overdue = RunSet()
-        """Leased when their ttl ended."""
+        """Items that were leased when their ttl ended."""
         self.lost = RunSet()
-        """Resolved because damage took them."""
+        """Items that are completed because damage took them."""
         self.dropped = RunSet()
-        """Resolved, and their bytes let go by retention."""
+        """Items that are completed and whose bytes retention deleted."""
         self.buried_dropped = 0
-        """How many of those were buried when retention took them."""
+        """How many of `dropped` were buried before."""
         self.cursors: dict[str, int] = {}
-        """name → the offset it reads next."""
+        """name → the offset that the cursor reads next."""
         self.lanes = Lanes()
         self.keys = KeyLines()
         self.leases = Leases()
@@ -162,54 +163,55 @@ class State:
         self.by_elapsed = Calendar()
         self.ttl = Calendar()
         self.backing_off: dict[int, int] = {}
-        """offset → key of keyed items whose delay holds their key."""
+        """offset → key, of keyed items whose back-off holds their key."""
         self.failures: dict[int, Failure] = {}
         self.burials: dict[int, Burial] = {}
         self.buried_set = RunSet()
         self.requests: AnswerWindow[RememberedAnswer] = AnswerWindow()
         self.dedup = DedupIds()
         self.received_sequences: dict[bytes, int] = {}
-        """source → the last sequence taken from it."""
+        """source → the last sequence received from it."""
         self.received_bases: dict[bytes, int] = {}
-        """source → the offset at which that transfer's items begin."""
+        """source → the first offset of that transfer's items."""
         self.moving = RunSet()
-        """On their way to another partition."""
+        """Items of unconfirmed transfers."""
         self.outbox: dict[bytes, list[OutboxEntry]] = {}
-        """destination → transfers not yet known to have arrived, in order."""
+        """destination → transfers that are not confirmed, in order."""
         self.sent_sequences: dict[bytes, int] = {}
-        """destination → the last sequence given."""
+        """destination → the last sequence sent to it."""
         self.moved: dict[int, tuple[int, bytes, int]] = {}
-        """first offset → (end, destination, base there or -1) of items that went elsewhere."""
+        """first offset → (stop, destination, base there or -1) of transferred items."""
         self.moved_items = 0
         self.progress: dict[int, tuple[int, str]] = {}
-        """offset → (lease, text): how far a holder has come. Good while that lease holds the item."""
+        """offset → (lease, text): the progress of a handler. Valid while that lease holds the item."""
         self.fence_version = 0
-        """The version of the slot map by which slots last came here."""
+        """The last version of the slot map that moved slots to this partition."""
         self.fences_given = 0
+        """The number of the newest fence."""
 
     @property
     def next_lease(self) -> int:
         return (self.epoch << EPOCH_SHIFT) + self.leases_given + 1
 
     def attempts(self, offset: int) -> int:
-        """How often an item was leased and came back."""
+        """How many attempts of an item failed."""
         found = self.failures.get(offset)
         return found.attempts if found else 0
 
     def unrecorded_losses(self, start: int, stop: int) -> list[int]:
-        """Of a stretch that the log says it has lost: runs of the items that are to be recorded as lost. What retention took is not."""
+        """Flat runs of the items of a lost range that must be recorded as lost: not those that retention deleted."""
         return RunSet(self.lost.missing(start, min(stop, self.next_offset))).subtract(self.dropped.runs)
 
     def live_progress(self) -> dict[int, tuple[int, str]]:
-        """The notes of items that are still held by who wrote them."""
+        """The progress of items that are still held by the lease that reported it."""
         live = self.leases.live
-        return {o: note for o, note in self.progress.items() if note[0] in live and o in live[note[0]].open_items} if self.progress else {}
+        return {o: known for o, known in self.progress.items() if known[0] in live and o in live[known[0]].open_items}
 
     def leased_within(self, start: int, stop: int) -> RunSet:
         """Offsets of [start, stop) that are leased."""
         found = RunSet(self.outside_lanes.within(start, stop))
-        for others in (self.completed, self.scheduled, self.passed_over, self.buried_set, self.moving):
-            found.remove_all(others.within(start, stop))
+        for not_leased in (self.completed, self.scheduled, self.passed_over, self.buried_set, self.moving):
+            found.remove_all(not_leased.within(start, stop))
         return found
 
     def waiting_within(self, start: int, stop: int) -> RunSet:
@@ -219,14 +221,14 @@ class State:
         found.add_all(self.passed_over.within(start, stop))
         return found
 
-    def runs_in(self, life: ItemState, start: int = 0) -> list[int]:
+    def runs_in(self, state: ItemState, start: int = 0) -> list[int]:
         """The items from offset `start` on that are in one state, as flat runs."""
         stop = self.next_offset
-        if life is ItemState.READY:
+        if state is ItemState.READY:
             found = RunSet(self.outside_lanes.missing(start, stop))
             found.add_all(self.passed_over.within(start, stop))
             return found.runs
-        if life is ItemState.LEASED:
+        if state is ItemState.LEASED:
             return self.leased_within(start, stop).runs
         sets = {
             ItemState.SCHEDULED: self.scheduled,
@@ -234,10 +236,10 @@ class State:
             ItemState.BURIED: self.buried_set,
             ItemState.MOVING: self.moving,
         }
-        return sets[life].within(start, stop)
+        return sets[state].within(start, stop)
 
     def state_of(self, offset: int) -> ItemState | None:
-        """Where an item is in its life; None when it was never produced."""
+        """The state of an item; None if it was never produced."""
         if not 0 <= offset < self.next_offset:
             return None
         if offset not in self.outside_lanes or offset in self.passed_over:
@@ -252,7 +254,7 @@ class State:
 
     @property
     def ready(self) -> int:
-        """How many items are ready, whether or not their keys are free."""
+        """How many items are ready, including those whose keys are held."""
         return self.next_offset - self.outside_lanes.total + self.passed_over.total
 
     @property
@@ -263,16 +265,16 @@ class State:
         return Counts(ready, scheduled, leased, completed, buried, moving)
 
     def next_due(self) -> tuple[int | None, int | None]:
-        """When something comes due by itself: by elapsed time, by wall time."""
+        """When the next lease, schedule or ttl comes due: by elapsed time and by wall time."""
         elapsed = [when for when in (self.leases.next_deadline(), self.by_elapsed.next(), self.ttl.next()) if when is not None]
         return (min(elapsed) if elapsed else None, self.by_wall.next())
 
     def lane_heads(self) -> list[Rank]:
-        """Of each lane that has something to lease: the lane, and since when the oldest of its heads waits, by elapsed time.
+        """For each lane with something to lease: the lane, and since when (elapsed) the older of its two heads waits.
 
-        With `best_rank` it says how good the best item is at any later time, as long as the state stays as it is.
-        Heads are the first extent and the first free key. A keyed item that came back stands before older ones: so the oldest counts.
-        An extent may begin with items of held keys: a lease that meets them passes them over, and the next look finds what is behind.
+        `best_rank` of it is the best rank at any later time, as long as the state does not change.
+        The heads are the first extent and the first free key. The older one counts, because a returned keyed item
+        stands before older ones. An extent may begin with items of held keys: a lease passes them over.
         """
         found = []
         for lane, extents in enumerate(self.lanes.lanes):
@@ -283,10 +285,6 @@ class State:
             elif extents:
                 found.append(Rank(lane, extents[0].ready_at))
         return found
-
-    def best_head(self, now: int) -> Rank | None:
-        """How good the best item is that a lease might take at `now` (elapsed); None when there is nothing to lease."""
-        return best_rank(self.lane_heads(), self.policy.priority_aging, now)
 
     def __repr__(self) -> str:
         counts = " ".join(f"{name}={value}" for name, value in self.counts._asdict().items() if value)

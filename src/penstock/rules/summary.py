@@ -1,7 +1,7 @@
-"""What is worth knowing of a partition that is not open.
+"""The summary of a partition that is not open.
 
-Owns: `Summary`: made from a state when its partition is closed, so that timers, leases and statistics need not open it again.
-It is no truth: a partition whose log has changed since is opened and asked.
+Owns: `Summary`, made from the state when a partition is closed, so that timers, leases and statistics need not open it.
+It can be rebuilt: if the log has changed since, the partition is opened instead.
 """
 
 import msgspec
@@ -16,14 +16,12 @@ VERSION = 1
 
 
 class Summary(msgspec.Struct, array_like=True):
-    """A closed partition."""
-
     version: int = VERSION
     counts: Counts = Counts(0, 0, 0, 0, 0)
     next_offset: int = 0
     lost: int = 0
     gone: int = 0
-    """Items that count as completed and are not: moved elsewhere, or lost."""
+    """Items that are in the state completed but were moved to another partition or lost."""
     busy_keys: int = 0
     buried_dropped: int = 0
     unresolved: int = 0
@@ -32,9 +30,9 @@ class Summary(msgspec.Struct, array_like=True):
     paused_produce: bool = False
     fence_version: int = 0
     must_stay_open: bool = False
-    """Whether it has leases, transfers or fences: then it is opened with its queue."""
+    """Whether the partition must be opened with its queue (`must_stay_open`)."""
     dropped_all: bool = False
-    """Whether retention has taken everything it ever held."""
+    """Whether retention has deleted all items it ever had."""
     heads: list[Rank] = []
     due_elapsed: int | None = None
     due_wall: int | None = None
@@ -45,18 +43,19 @@ class Summary(msgspec.Struct, array_like=True):
 
     @property
     def ready(self) -> int:
-        """Items that could be leased; none while leasing is paused."""
+        """How many items can be leased: 0 while leasing is paused."""
         return 0 if self.paused_lease else self.counts.ready
 
 
 def moved_or_lost(state: State) -> int:
-    """Items that count as resolved and were not completed here: they went elsewhere, or are lost, or both."""
+    """How many items are in the state completed because they were moved to another partition or lost."""
     both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
     return state.moved_items + len(state.lost) - both
 
 
 def must_stay_open(state: State) -> bool:
-    """Whether something is under way in a partition that needs it open; or buried items, of which is told before retention takes them."""
+    """Whether a partition must be open: it has leases, transfers or fences, or buried items that retention will delete
+    by age, which is announced before."""
     return bool(state.leases.live or state.outbox or state.keys.fences or (state.buried_set and state.policy.retention.max_age))
 
 
@@ -96,7 +95,7 @@ def dump(summary: Summary) -> bytes:
 
 
 def load(data: bytes) -> Summary | None:
-    """The summary in some bytes; that of a partition that was never opened when there are none. None when it cannot be understood."""
+    """The summary of `dump`; without bytes, that of a partition that was never opened. None if it cannot be read."""
     if not data:
         return Summary()
     try:

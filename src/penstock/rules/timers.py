@@ -1,23 +1,23 @@
-"""What comes due by itself: leases end, schedules arrive, ttls run out.
+"""Timers: leases expire, scheduled items become ready, ttls end.
 
-Owns: `decide_due` and the application of its records. Bounded: about `limit` items per call; whoever calls looks at
-`State.next_due` and comes again. A lease is ended only when its deadline has really passed, whatever the item's attempts; a ttl
-never buries an item that is leased, but one that comes back overdue.
+Owns: `decide_due` and the application of its records. One call decides about `limit` items; the caller checks
+`State.next_due` and calls again. A lease expires only after its deadline, whatever the attempts of its items. A ttl
+never buries a leased item, but it buries an item that is returned after its ttl ended.
 """
 
 from penstock.rules.calendar import Calendar
 from penstock.rules.lanes import KEYED, PRIORITY_MASK, Extent
 from penstock.rules.leases import LiveLease
 from penstock.rules.records import Due, LeaseExpired, Lost, Record, TtlChecked
-from penstock.rules.removal import LEASE_EXPIRED, SPENT, TTL_EXPIRED, attempts_exhausted, bury_held, bury_waiting
+from penstock.rules.removal import ATTEMPTS_EXHAUSTED, LEASE_EXPIRED, TTL_EXPIRED, attempts_exhausted, bury_held, bury_waiting
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.settle import return_items
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import Moment
 
 
-def decide_due(state: State, now: Moment, limit: int, peek: BlockSource) -> list[Record]:
-    """Records of what came due, or none. May raise Missing."""
+def decide_due(state: State, now: Moment, limit: int, blocks: BlockSource) -> list[Record]:
+    """The records of what is due now; empty if nothing is. Raises MissingBlocks."""
     elapsed, wall = state.next_due()
     records: list[Record] = []
     if wall is not None and wall <= now.wall:
@@ -25,10 +25,10 @@ def decide_due(state: State, now: Moment, limit: int, peek: BlockSource) -> list
     if elapsed is not None and elapsed <= now.elapsed:
         if (when := state.by_elapsed.next()) is not None and when <= now.elapsed:
             records.append(_due(state, state.by_elapsed, now.elapsed, limit, by_wall=False))
-        for grant in state.leases.past_deadline(now.elapsed, limit):
-            records += _end_lease(state, grant)
-        if not records:  # judged on a state in which leases and schedules have settled
-            records += _age(state, now, limit, peek)
+        for lease in state.leases.past_deadline(now.elapsed, limit):
+            records += _end_lease(state, lease)
+        if not records:  # ttls are decided when the records of leases and schedules have been applied
+            records += _check_ttls(state, now, limit, blocks)
     return records
 
 
@@ -43,24 +43,24 @@ def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: boo
     return Due(by_wall, entries[-1].when, entries[-1].stop - 1, runs, tags)
 
 
-def _end_lease(state: State, grant: LiveLease) -> list[Record]:
-    """What is spent or overdue is buried, the rest goes back."""
-    given_up: dict[str, list[int]] = {TTL_EXPIRED: [], f"{SPENT}: {LEASE_EXPIRED}": []}
-    overdue, spent = given_up.values()
+def _end_lease(state: State, lease: LiveLease) -> list[Record]:
+    """Bury the items whose ttl ended or whose attempts are exhausted, return the others."""
+    buried: dict[str, list[int]] = {TTL_EXPIRED: [], f"{ATTEMPTS_EXHAUSTED}: {LEASE_EXPIRED}": []}
+    overdue, exhausted = buried.values()
     if state.ttl_overdue or state.failures or attempts_exhausted(state.policy, 1):
-        for offset in grant.open_items:
+        for offset in lease.open_items:
             if offset in state.ttl_overdue:
                 overdue.append(offset)
             elif attempts_exhausted(state.policy, state.attempts(offset) + 1):
-                spent.append(offset)
-    records: list[Record] = [bury_held(state, grant, chosen, reason) for reason, chosen in given_up.items() if chosen]
-    if len(overdue) + len(spent) < grant.count:
-        records.append(LeaseExpired(grant.number))
+                exhausted.append(offset)
+    records: list[Record] = [bury_held(state, lease, chosen, reason) for reason, chosen in buried.items() if chosen]
+    if len(overdue) + len(exhausted) < lease.count:
+        records.append(LeaseExpired(lease.number))
     return records
 
 
-def _age(state: State, now: Moment, limit: int, peek: BlockSource) -> list[Record]:
-    """Bury what waits beyond its ttl."""
+def _check_ttls(state: State, now: Moment, limit: int, blocks: BlockSource) -> list[Record]:
+    """Bury the waiting items whose ttl has ended."""
     entries = state.ttl.due(now.elapsed, limit)
     if not entries:
         return []
@@ -73,8 +73,8 @@ def _age(state: State, now: Moment, limit: int, peek: BlockSource) -> list[Recor
             break
     records: list[Record] = []
     if waiting:
-        records.append(bury_waiting(state, state.policy, waiting.runs, TTL_EXPIRED, peek))
-        if type(records[0]) is Lost:  # first out of the way, then judge the others
+        records.append(bury_waiting(state, state.policy, waiting.runs, TTL_EXPIRED, blocks))
+        if type(records[0]) is Lost:  # it must be applied before the others are buried
             return records
     records.append(TtlChecked(entry.when, stop - 1, leased.runs))
     return records
@@ -90,7 +90,7 @@ def apply_due(state: State, record: Due, now: Moment) -> None:
             continue
         for offset in range(start, stop):
             if offset in state.backing_off:
-                _back_in_line(state, offset, lane, now)
+                _end_back_off(state, offset, lane, now)
             else:
                 _into_lane(state, offset, offset + 1, tag, now)
 
@@ -101,8 +101,8 @@ def _into_lane(state: State, start: int, stop: int, tag: int, now: Moment) -> No
     state.lanes.add(tag & PRIORITY_MASK, start, stop, tag & KEYED, state.next_offset, now.elapsed)
 
 
-def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
-    """The delay of a keyed item is over: it is first in its line."""
+def _end_back_off(state: State, offset: int, lane: int, now: Moment) -> None:
+    """Make a keyed item ready at the end of its back-off, as the first of its line."""
     key = state.backing_off.pop(offset)
     state.scheduled.remove(offset, offset + 1)
     state.passed_over.add(offset, offset + 1)
@@ -112,12 +112,12 @@ def _back_in_line(state: State, offset: int, lane: int, now: Moment) -> None:
     state.keys.update_head(key, line)
 
 
-def apply_expired(state: State, record: LeaseExpired, now: Moment) -> None:
-    grant = state.leases.live.get(record.lease)
-    if grant is not None:
-        return_items(state, grant, list(grant.open_items), now, reason=LEASE_EXPIRED)
+def apply_lease_expired(state: State, record: LeaseExpired, now: Moment) -> None:
+    lease = state.leases.live.get(record.lease)
+    if lease is not None:
+        return_items(state, lease, list(lease.open_items), now, reason=LEASE_EXPIRED)
 
 
-def apply_aged(state: State, record: TtlChecked, now: Moment) -> None:
+def apply_ttl_checked(state: State, record: TtlChecked, now: Moment) -> None:
     state.ttl.discard(record.until, record.last)
     state.ttl_overdue.add_all(record.overdue)

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs.arrow_batch import ANY_PARTITION, ArrowBatch, batch_boundaries
-from penstock.logs.store import PartWriter
-from penstock.operations import Staging
+from penstock.logs.store import PartWriter, Staging
 from penstock.spark.part_files import ORDERED_BYTES, SIZE, PartFile, StagedFrame
 from penstock.spark.sort_order import SortOrder
 from penstock.words.clock import Clock

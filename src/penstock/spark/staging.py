@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from penstock.logs.store import PartWriter, StagedPart, write_name
-from penstock.operations import FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap, Staging
+from penstock.logs.store import PartWriter, StagedPart, Staging, write_name
+from penstock.operations import FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap
 from penstock.rules.slots import SlotMap
 from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.spark.merge import Merger

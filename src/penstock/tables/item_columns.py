@@ -188,7 +188,7 @@ class ItemRows:
         if name in _MAKE:
             return _MAKE[name](self)
         column = BY_NAME[name].stored
-        return self._numbers(name) if column is not None and column.form is ColumnLayout.NUMBERS else self._joined(name)
+        return self._numbers(name) if column is not None and column.layout is ColumnLayout.NUMBERS else self._joined(name)
 
     @cached_property
     def runs(self) -> list[int]:

@@ -1,6 +1,6 @@
-"""What Penstock's own tests put in place of the world, for the tests of those who use it: a clock and a disk under control.
+"""A clock and a disk that tests control. Penstock's own tests use them; they are public, for tests of applications.
 
-Public. Nothing in Penstock imports this.
+No other module of Penstock imports this package.
 """
 
 from penstock.testing.clock import ManualClock

@@ -1,6 +1,6 @@
-"""A clock that moves only when told to.
+"""A clock that moves only when a test moves it.
 
-Owns: `ManualClock`. It starts at the same moment in every test, so that times in a failure can be read and compared.
+Owns: `ManualClock`. It starts at the same moment in every test, so that the times of two failures can be compared.
 """
 
 from datetime import timedelta
@@ -11,7 +11,7 @@ START_ELAPSED = 1 * HOUR
 START_WALL = 1_767_225_600_000_000
 """2026-01-01 00:00:00 UTC, in microseconds."""
 BOOT_ELAPSED = 1 * MINUTE
-"""What elapsed time shows when a machine has just booted."""
+"""The elapsed time right after a reboot."""
 
 
 class ManualClock:
@@ -37,21 +37,21 @@ class ManualClock:
         return Moment(self._elapsed, self._wall)
 
     def advance(self, duration: int | timedelta) -> None:
-        """Let time pass: elapsed time and the date move on by as much."""
+        """Move elapsed time and wall time forward by the same duration."""
         passed = _duration(duration)
         self._elapsed += passed
         self._wall += passed
 
     def step_wall(self, step: int | timedelta) -> None:
-        """Set the date forward or back, as an operator does; no time passes."""
+        """Move wall time forward or back, as setting the machine's clock does. Elapsed time does not change."""
         self._wall += _microseconds(step)
 
     def reboot(self, downtime: int | timedelta = 1 * MINUTE) -> None:
-        """Switch the machine off and on: the date moves on by `downtime`, elapsed time starts anew."""
-        away = _duration(downtime)
+        """Simulate a reboot: wall time moves forward by `downtime`, elapsed time starts again."""
+        off = _duration(downtime)
         self._boots += 1
         self._elapsed = BOOT_ELAPSED
-        self._wall += away
+        self._wall += off
 
     def __repr__(self) -> str:
         return f"ManualClock({self.boot}, elapsed={self._elapsed}, wall={self._wall})"
@@ -64,5 +64,5 @@ def _microseconds(duration: int | timedelta) -> int:
 def _duration(duration: int | timedelta) -> int:
     found = _microseconds(duration)
     if found < 0:
-        raise ValueError("time does not run backwards; use step_wall to set the date back")
+        raise ValueError("the duration is negative; use step_wall to set the date back")
     return found

@@ -1,10 +1,11 @@
-"""A disk in memory that fails the way disks fail, repeatably.
+"""A disk in memory whose failures tests choose and can repeat.
 
-Owns: `SimulatedFiles`, the other kind of `Files` (logs/files/filesystem.py); its faults; `Halt`, which ends a simulated process inside a call.
-Two ways to end: `kill` (the process is gone, all it wrote is there); `crash` (the power too: what was not synced is kept, lost or torn).
-Limits: a rename, of a file or a directory, stays inside its parent; one process at a time, though locks are told apart by handle as the
-system does.
-Stricter than a system where systems differ: `write` only on an append handle, `pwrite` only on an update handle.
+Owns: `SimulatedFiles`, an implementation of `Files` (logs/files/filesystem.py); its faults; `Halt`, which ends a
+simulated process in the middle of a call.
+`kill` ends the process: everything it wrote stays. `crash` also cuts the power: changes that were not synced are kept,
+lost or torn.
+Limits: a rename stays inside its directory; only one process is simulated, but locks belong to handles, as in a system.
+`write` works only on an append handle and `pwrite` only on an update handle, because systems differ otherwise.
 """
 
 import contextlib
@@ -18,27 +19,28 @@ from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from penstock.logs.files.filesystem import Mode
 from penstock.logs.log import Buffer
-from penstock.testing.device import SimulatedDirectory, SimulatedFile, Truncate, Write
-from penstock.testing.tree import Tree, error, names_of
+from penstock.testing.device import SimulatedDirectory, SimulatedFile, Tree, Truncate, Write, error, names_of
 
 Fault: TypeAlias = int | Literal["short", "torn", "halt", "interrupt"]
-"""How a call goes wrong.
+"""How a call fails.
 
-- an errno: it fails with that and does nothing. A failed `sync` loses what it should have written for ever, though later ones succeed.
-- "short": a write writes a part and says so; the caller may go on. Another call is not affected.
+- an errno: the call does nothing and raises OSError with it. The changes of a failed `sync` are never written, not even
+  by a later one.
+- "short": a write writes a part and returns its size. Other calls are not affected.
 - "torn": as "short", and the next write fails with ENOSPC.
-- "halt": it happens, or a part of it, or nothing; the caller never learns which: `Halt` is raised, now and by every later call.
-- "interrupt": it happens, or a part of it, or nothing, and `KeyboardInterrupt` is raised, once, as by Ctrl-C; nothing is lost by it.
+- "halt": the call has its effect, a part of it, or none. It raises `Halt`, and so does every later call.
+- "interrupt": the call has its effect, a part of it, or none, and raises `KeyboardInterrupt`, as Ctrl-C does. Later
+  calls work.
 """
 
 T = TypeVar("T")
 TRACE_LENGTH = 1_000
-PLENTY = 1 << 40
+UNLIMITED_BYTES = 1 << 40
 FIRST_HANDLE = 3
 
 
 class Halt(BaseException):
-    """The simulated process got no further. Not an Exception: no handler of errors may live on after it."""
+    """The simulated process has ended. Not an Exception, so that no `except Exception` continues after it."""
 
 
 class _Opened(NamedTuple):
@@ -48,10 +50,10 @@ class _Opened(NamedTuple):
 
 
 class SimulatedFiles:
-    """An in-memory `Files` whose failures a test chooses and whose chance comes from one generator.
+    """An in-memory `Files` whose failures a test chooses. All randomness comes from one generator.
 
-    Calls that can fail are counted from 1 (`calls` is the number of the latest); `fail(files.calls + 1, errno.EIO)` fails the next.
-    `trace` tells the latest thousand of them. `copy()` gives an independent twin, to try what would happen if.
+    Calls that can fail are numbered from 1; `calls` is the number of the latest. `fail(files.calls + 1, errno.EIO)`
+    fails the next call. `trace` has the latest thousand calls.
     """
 
     def __init__(self, rng: random.Random | None = None, filesystem_type: str = "ext4") -> None:
@@ -67,28 +69,28 @@ class SimulatedFiles:
         self._readonly = False
         self._capacity: int | None = None
 
-    # -- what a test does to the disk ----------------------------------------------------------------
+    # -- for tests -----------------------------------------------------------------------------------
 
     def fail(self, call: int, how: Fault) -> None:
-        """Make the call of that number go wrong."""
+        """Make the call of that number fail."""
         if call <= self.calls:
             raise ValueError(f"call {call} has been made already; the next is {self.calls + 1}")
         self._faults[call] = how
 
     def clear_faults(self) -> None:
-        """Drop the faults still to come. (What a failed sync lost stays lost.)"""
+        """Cancel the faults of later calls. Changes that a failed sync lost stay lost."""
         self._faults.clear()
         self._next_write_fails = False
 
     def kill(self) -> None:
-        """End the process: handles and locks are gone, everything written stays, and so do the faults still to come."""
+        """End the process: its handles and locks are released; its writes, and faults of later calls, remain."""
         for opened in self._opened.values():
             opened.file.locked = False
         self._opened.clear()
         self._halted = False
 
     def crash(self) -> None:
-        """Cut the power: as `kill`, and every change not synced is kept, lost or torn, as chance has it."""
+        """Cut the power: as `kill`, and every change that was not synced is kept, lost or torn at random."""
         self.kill()
         self._tree.crash(self._rng)
 
@@ -97,27 +99,27 @@ class SimulatedFiles:
         self._tree.file(path).flip(bit)
 
     def set_free_bytes(self, free_bytes: int | None) -> None:
-        """Leave that much space; writes beyond it come out short and then fail with ENOSPC. None gives plenty again."""
+        """Limit the free space: a write beyond it is cut short, the next fails with ENOSPC. None: no limit."""
         self._capacity = None if free_bytes is None else free_bytes + self._tree.used_bytes()
 
     def set_read_only(self, on: bool = True) -> None:
-        """Refuse every change with EROFS, or allow them again."""
+        """Fail every change with EROFS, or stop doing so."""
         self._readonly = on
 
     def copy(self) -> "SimulatedFiles":
-        """An independent twin in the same state, open handles and chance included."""
+        """An independent copy of everything, including open handles and the random generator."""
         return copy.deepcopy(self)
 
     def content(self, path: str) -> bytes:
-        """A file's bytes as a process sees them."""
+        """The bytes of a file as a process reads them."""
         return bytes(self._tree.file(path).seen)
 
     def contents(self) -> dict[str, bytes]:
-        """Every file's bytes by path, and every directory, as a path that ends in a slash, with none."""
+        """The bytes of every file by path. A directory has a path that ends with a slash, and no bytes."""
         return {path: bytes(node.seen) if isinstance(node, SimulatedFile) else b"" for path, node in self._tree.walk()}
 
     def put_file(self, path: str, data: bytes) -> None:
-        """Put these bytes into a file, new or not, whole and synced, whatever faults are set."""
+        """Create or replace a file with these bytes, synced. Not affected by faults."""
         self._tree.make_directory("/".join(names_of(path)[:-1]))
         file = self._tree.make_file(path)
         file.change(Truncate(0))
@@ -129,110 +131,110 @@ class SimulatedFiles:
 
     def open(self, path: str, mode: Mode) -> int:
         if mode == "read":
-            return self._step("open", path, lambda: self._register(path, self._tree.file(path), mode))
-        return self._step("open", path, lambda: self._register(path, self._make_file(path), mode), changes=True)
+            return self._call("open", path, lambda: self._register(path, self._tree.file(path), mode))
+        return self._call("open", path, lambda: self._register(path, self._make_file(path), mode), changes=True)
 
     def close(self, handle: int) -> None:
-        if self._halted:  # a `finally` that closes must not hide the Halt that led there
+        if self._halted:  # a close in a `finally` must not hide the Halt
             return
-        opened = self._at(handle)
+        opened = self._opened_file(handle)
         if opened.mode == "lock":
             opened.file.locked = False
         del self._opened[handle]
 
     def write(self, handle: int, parts: Sequence[Buffer]) -> int:
-        opened = self._at(handle, "append")
+        opened = self._opened_file(handle, "append")
         return self._write("write", opened, len(opened.file.seen), b"".join(parts))
 
     def pwrite(self, handle: int, data: Buffer, position: int) -> int:
-        return self._write("pwrite", self._at(handle, "update", "lock"), position, bytes(data))
+        return self._write("pwrite", self._opened_file(handle, "update", "lock"), position, bytes(data))
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
-        opened = self._at(handle)
-        return self._step("pread", opened.path, lambda: bytes(opened.file.seen[position : position + size]))
+        opened = self._opened_file(handle)
+        return self._call("pread", opened.path, lambda: bytes(opened.file.seen[position : position + size]))
 
     def truncate(self, handle: int, size: int) -> None:
-        opened = self._at(handle, "append", "update", "lock")
-        self._step("truncate", opened.path, lambda: opened.file.change(Truncate(size)), changes=True)
+        opened = self._opened_file(handle, "append", "update", "lock")
+        self._call("truncate", opened.path, lambda: opened.file.change(Truncate(size)), changes=True)
 
     def size(self, handle: int) -> int:
-        return len(self._at(handle).file.seen)
+        return len(self._opened_file(handle).file.seen)
 
     def sync(self, handle: int) -> None:
-        opened = self._at(handle)
+        opened = self._opened_file(handle)
         try:
-            self._step("sync", opened.path, opened.file.sync)
+            self._call("sync", opened.path, opened.file.sync)
         except OSError:
             opened.file.forget()
             raise
 
     def sync_directory(self, path: str) -> None:
-        """A failed one keeps the names pending: unlike a file's pages, they are not dropped."""
-        self._step("sync_directory", path, lambda: self._tree.directory(path).sync())
+        """After a failure a later call syncs the names; unlike the changes of a file they are not lost."""
+        self._call("sync_directory", path, lambda: self._tree.directory(path).sync())
 
     def exists(self, path: str) -> bool:
-        self._go_on()
+        self._check_not_halted()
         return self._tree.find(path) is not None
 
     def list(self, path: str) -> "list[str]":
-        return self._step("list", path, lambda: sorted(self._tree.directory(path).seen))
+        return self._call("list", path, lambda: sorted(self._tree.directory(path).seen))
 
     def make_directory(self, path: str) -> None:
         missing = not isinstance(self._tree.find(path), SimulatedDirectory)
-        self._step("make_directory", path, lambda: self._tree.make_directory(path), changes=missing)
+        self._call("make_directory", path, lambda: self._tree.make_directory(path), changes=missing)
 
     def rename(self, source: str, target: str) -> None:
         if names_of(source)[:-1] != names_of(target)[:-1]:
-            raise ValueError(f"{source} to {target} leaves the directory, which a simulated rename cannot")
-        self._step("rename", f"{source} to {target}", lambda: self._tree.rename(source, target), changes=True)
+            raise ValueError(f"{source} and {target} are in different directories; a simulated rename cannot move between directories")
+        self._call("rename", f"{source} to {target}", lambda: self._tree.rename(source, target), changes=True)
 
     def remove(self, path: str) -> None:
-        self._step("remove", path, lambda: self._tree.remove(path), changes=True)
+        self._call("remove", path, lambda: self._tree.remove(path), changes=True)
 
     def remove_directory(self, path: str) -> None:
-        self._step("remove_directory", path, lambda: self._tree.remove_directory(path), changes=True)
+        self._call("remove_directory", path, lambda: self._tree.remove_directory(path), changes=True)
 
     def lock(self, path: str) -> int | None:
-        return self._step("lock", path, lambda: self._lock(path), changes=True)
+        return self._call("lock", path, lambda: self._lock(path), changes=True)
 
     def free_bytes(self, path: str) -> int:
-        self._go_on()
+        self._check_not_halted()
         return self._free()
 
     def filesystem(self, path: str) -> str:
         return self.filesystem_type
 
-    # -- how calls go right and wrong ----------------------------------------------------------------
+    # -- effects and faults of calls -----------------------------------------------------------------
 
-    def _go_on(self) -> None:
+    def _check_not_halted(self) -> None:
         if self._halted:
             raise Halt(f"the process ended at call {self.calls}")
 
     def _next_fault(self, call: str, subject: str) -> Fault | None:
-        self._go_on()
+        self._check_not_halted()
         self.calls += 1
         fault = self._faults.pop(self.calls, None)
         self.trace.append(f"{self.calls} {call} {subject}" + (f" [{fault}]" if fault else ""))
         return fault
 
-    def _step(self, call: str, path: str, effect: Callable[[], T], *, changes: bool = False) -> T:
+    def _call(self, call: str, path: str, effect: Callable[[], T], *, changes: bool = False) -> T:
         fault = self._next_fault(call, path)
         if isinstance(fault, int):
             raise error(fault, path)
         if changes:
             self._refuse_readonly(path)
         if fault in ("halt", "interrupt"):
-            self._break_off(effect, fault)
+            self._halt_or_interrupt(effect, fault)
         return effect()
 
-    def _break_off(self, effect: Callable[[], T], fault: Fault) -> None:
+    def _halt_or_interrupt(self, effect: Callable[[], T], fault: Fault) -> None:
         if self._rng.random() < 0.5:
             with contextlib.suppress(OSError):
                 effect()
         if fault == "interrupt":
             raise KeyboardInterrupt
         self._halted = True
-        self._go_on()
+        self._check_not_halted()
 
     def _write(self, call: str, opened: _Opened, position: int, data: bytes) -> int:
         fault = self._next_fault(call, f"{opened.path} {len(data)} bytes at {position}")
@@ -253,7 +255,7 @@ class SimulatedFiles:
         self._next_write_fails = fault == "torn"
         if fault == "interrupt":
             raise KeyboardInterrupt
-        self._go_on()
+        self._check_not_halted()
         return size
 
     def _refuse_readonly(self, path: str) -> None:
@@ -263,10 +265,10 @@ class SimulatedFiles:
     # -- space and handles ---------------------------------------------------------------------------
 
     def _free(self) -> int:
-        return PLENTY if self._capacity is None else max(0, self._capacity - self._tree.used_bytes())
+        return UNLIMITED_BYTES if self._capacity is None else max(0, self._capacity - self._tree.used_bytes())
 
     def _fitting(self, file: SimulatedFile, position: int, size: int) -> int:
-        """How much of a write there is space for; what is overwritten needs none."""
+        """How many bytes of a write fit into the free space; overwritten bytes need none."""
         return size if self._capacity is None else min(size, max(0, len(file.seen) - position) + self._free())
 
     def _make_file(self, path: str) -> SimulatedFile:
@@ -282,13 +284,13 @@ class SimulatedFiles:
         return self._register(path, file, "lock")
 
     def _register(self, path: str, file: SimulatedFile, mode: Mode | Literal["lock"]) -> int:
-        """Give out a handle: always the lowest one free, as a system does, so that a handle used after its close is likely to show."""
+        """Return a new handle: the lowest free one, as in a system, so that tests find uses of a closed handle."""
         handle = next(number for number in count(FIRST_HANDLE) if number not in self._opened)
         self._opened[handle] = _Opened(path, file, mode)
         return handle
 
-    def _at(self, handle: int, *modes: str) -> _Opened:
-        self._go_on()
+    def _opened_file(self, handle: int, *modes: str) -> _Opened:
+        self._check_not_halted()
         opened = self._opened.get(handle)
         if opened is None:
             raise error(errno.EBADF, f"handle {handle}")

@@ -1,17 +1,19 @@
-"""Items in bulk: columns, never a list of objects.
+"""Many items as one set of columns.
 
-Owns: `Batch`, the form in which items enter a log and come out of it. Every column but payloads is optional, and absent when no item
-has it; a present column has one entry per item. Cost is paid per batch: nothing looks at items one by one unless a rule needs it.
-`validate` is the one check of what callers give; behind it everything is trusted.
+Owns: `Batch`, in which items are written to a log and read from it, and `validate`, the only check of a caller's batch:
+code behind it checks nothing again.
+Every column except `payloads` is optional: it is None when no item has a value, and otherwise has one entry per item.
+Work is done per column, not per item, wherever possible.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
 
 from penstock.words.errors import InvalidRequest
-from penstock.words.fields import BY_NAME, COLUMNS, ColumnLayout, Field, FieldType
+from penstock.words.fields import BY_NAME, COLUMNS, Column, ColumnLayout, Field, FieldType
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
 
 Texts = Sequence[str | None] | None
@@ -23,7 +25,7 @@ class Batch(msgspec.Struct, gc=False):
     payloads: Sequence[bytes]
     keys: Sequence[bytes | None] | None = None
     key_ids: Sequence[int] | None = None
-    """routing.key_ids(keys): present exactly when keys are."""
+    """`routing.key_ids(keys)`; given exactly when `keys` is given."""
     headers: Sequence[bytes | None] | None = None
     """MessagePack maps of str to str or bytes."""
     kinds: Texts = None
@@ -31,15 +33,30 @@ class Batch(msgspec.Struct, gc=False):
     references: Texts = None
     priorities: bytes | None = None
     ats: Sequence[int] | None = None
-    """Wall time before which an item is not ready."""
+    """The wall time at which each item becomes ready."""
     ttls: Sequence[int] | None = None
     dedups: Sequence[bytes | None] | None = None
-    """routing.dedup_digest(key, dedup id)."""
+    """`routing.dedup_digest(key, dedup id)`."""
     origins: Sequence[bytes | None] | None = None
-    """Where transferred items came from: origin.encode(Origin)."""
+    """`origin.encode(Origin)` of transferred items."""
 
     def __len__(self) -> int:
         return len(self.payloads)
+
+    @staticmethod
+    def join(batches: "Sequence[Batch]") -> "Batch":
+        """One batch of several. A column that only some of them have gets its missing value for the other items."""
+        if len(batches) == 1:
+            return batches[0]
+
+        def joined(column: Column) -> Any:
+            given = [getattr(batch, column.name) for batch in batches]
+            if all(values is None for values in given):
+                return None
+            filled = (repeat(column.missing_value, len(b)) if v is None else v for v, b in zip(given, batches, strict=True))
+            return (bytes if column.layout is ColumnLayout.SMALL else list)(chain.from_iterable(filled))
+
+        return Batch(*(joined(column) for _, column in COLUMNS))
 
     def take(self, indexes: Sequence[int]) -> "Batch":
         """The items at `indexes`, in that order."""
@@ -62,25 +79,25 @@ class Batch(msgspec.Struct, gc=False):
 
     @property
     def payloads_only(self) -> bool:
-        """Nothing but payloads."""
+        """Whether every optional column is None."""
         return self == Batch(self.payloads)
 
     def copy(self) -> "Batch":
-        """A batch that its giver cannot change any more."""
+        """A batch with its own lists: changes to the lists of this batch do not affect it."""
         if self.payloads_only:
             return Batch(list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
 
     def drop_empty_columns(self) -> "Batch":
-        """Self, without the columns that say nothing: so a batch has one form, before it is written and after it is read."""
+        """Set columns without any value to None, and return self. So a batch that was read equals the one written."""
         if self.payloads_only:
             return self
         if self.key_ids is not None and not any(self.key_ids):
             self.keys = self.key_ids = None
-        for name, nothing in _NOTHING:
+        for name, missing in _MISSING_VALUES:
             column = getattr(self, name)
-            if column is not None and (not column or column[0] == nothing) and column.count(nothing) == len(column):
+            if column is not None and (not column or column[0] == missing) and column.count(missing) == len(column):
                 setattr(self, name, None)
         return self
 
@@ -91,18 +108,18 @@ class Batch(msgspec.Struct, gc=False):
 
 
 _OPTIONAL = COLUMNS[1:]
-_NOTHING = [(column.name, column.missing_value) for field, column in _OPTIONAL if field.name not in ("key", "key_id")]
-"""What columns have that say nothing."""
+_MISSING_VALUES = [(column.name, column.missing_value) for field, column in _OPTIONAL if field.name not in ("key", "key_id")]
+"""The columns that `drop_empty_columns` checks one by one, and what an item without a value has in each."""
 
 
 def validate(batch: Batch) -> Batch:
-    """Return the batch, or say which item breaks which limit."""
+    """Return the batch; InvalidRequest when a column has the wrong type or length or breaks a limit."""
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
     payloads, plain = batch.payloads, batch.payloads_only
     _check_sequence("payloads", payloads)
     if plain and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
-        return batch  # the commonest small batch
+        return batch  # the most common small batch: skip the general checks
     count = len(payloads)
     if not 1 <= count <= MAX_BATCH_ITEMS:
         raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
@@ -113,14 +130,14 @@ def validate(batch: Batch) -> Batch:
 
 
 def _validate_columns(batch: Batch, count: int) -> Batch:
-    """Everything but the payloads."""
+    """Check every column except the payloads."""
     given = [(field, column, values) for field, column in _OPTIONAL if (values := getattr(batch, column.name)) is not None]
     for _, column, values in given:
         _check_sequence(column.name, values)
         if len(values) != count:
             raise InvalidRequest(f"{column.name} has {len(values)} entries for {count} items; give one each")
     for field, column, values in given:
-        _CHECKS[column.form](field, values)
+        _CHECKS[column.layout](field, values)
     if (batch.keys is None) != (batch.key_ids is None):
         raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
     return batch
@@ -128,11 +145,11 @@ def _validate_columns(batch: Batch, count: int) -> Batch:
 
 def _check_sequence(name: str, column: object) -> None:
     if not isinstance(column, Sequence) and not hasattr(column, "__getitem__"):
-        raise InvalidRequest(f"{name} are {type(column).__name__}; give a list, one entry an item")
+        raise InvalidRequest(f"{name} are {type(column).__name__}; give a list with one entry per item")
 
 
 def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
-    """How many bytes they are together."""
+    """Check the types and lengths of the values, and return their total length."""
     name = "transfer's origin" if field.type is FieldType.ORIGIN else field.name
     kinds = set(map(type, values))
     if not required:
@@ -157,9 +174,9 @@ def _check_texts(field: Field, values: Sequence[str | None]) -> None:
 
 def _check_small(field: Field, values: bytes) -> None:
     if not isinstance(values, bytes):
-        raise InvalidRequest(f"priorities are {type(values).__name__}; give bytes, one byte an item")
+        raise InvalidRequest(f"priorities are {type(values).__name__}; give bytes, one byte per item")
     if max(values) > field.high:
-        raise InvalidRequest(f"a {field.name} is {max(values)}; give 0 (first) to {field.high}")
+        raise InvalidRequest(f"a {field.name} is {max(values)}; give 0 (handled first) to {field.high}")
 
 
 def _check_numbers(field: Field, values: Sequence[int]) -> None:
@@ -185,7 +202,7 @@ _CHECKS: dict[ColumnLayout, Callable[[Field, Any], object]] = {
 
 
 def check_name(what: str, text: str | None) -> None:
-    """Say so when a text cannot be stored."""
+    """InvalidRequest when a text cannot be stored: not a str, not valid Unicode, or too long."""
     if not isinstance(text, str):
         raise InvalidRequest(f"a {what} is {type(text).__name__}; give a text")
     try:
@@ -197,6 +214,6 @@ def check_name(what: str, text: str | None) -> None:
 
 
 def check_request(request: bytes | None) -> None:
-    """Say so when a request id is not the digest it must be."""
+    """InvalidRequest when a request id is neither None nor 16 bytes."""
     if request is not None and (type(request) is not bytes or len(request) != 16):
         raise InvalidRequest("the request id is not a 16-byte digest; make it with routing.digest")

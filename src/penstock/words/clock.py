@@ -1,10 +1,9 @@
-"""Time as it is passed into everything else.
+"""The clocks.
 
-Owns: `Moment` (one reading of both clocks) and the system's clock.
-Two clocks, because they answer two questions: *wall* time says what the date is and may be stepped by an
-operator; *elapsed* time only ever grows by the seconds that really passed, but starts anew at a reboot.
-`at` and timestamps follow the wall; leases, delays and ttl follow elapsed time.
-Unit everywhere: whole microseconds.
+Owns: `Moment` (one reading of both clocks), `Clock` and `SystemClock`.
+*Wall* time is the date; it jumps when the machine's clock is set. *Elapsed* time grows only by the time that
+passed, and starts again at a reboot. `at` and timestamps use wall time; leases, delays and ttl use elapsed time.
+All times are whole microseconds.
 """
 
 import sys
@@ -30,7 +29,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Clock(Protocol):
-    """Where time comes from. `boot` names the span over which `elapsed` readings may be compared."""
+    """A source of time. Two `elapsed` readings can be compared only when `boot` was the same for both."""
 
     @property
     def boot(self) -> str: ...
@@ -39,7 +38,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks. Elapsed time counts while the machine sleeps, where the system offers that."""
+    """The machine's clocks. Elapsed time includes the time the machine was asleep, on systems with CLOCK_BOOTTIME."""
 
     def __init__(self) -> None:
         self.boot = _boot_id()
@@ -58,5 +57,5 @@ def _boot_id() -> str:
             return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         except OSError:
             pass
-    # Without a boot id every start counts as a reboot: leases then get their full timeout again, which is safe.
+    # Without a boot id every start counts as a reboot. Leases then get their full timeout again, which is safe.
     return uuid.uuid4().hex

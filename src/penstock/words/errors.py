@@ -1,8 +1,8 @@
-"""Every error a caller of Penstock can meet, grouped by what the caller does next.
+"""Every error that Penstock raises, grouped by what the caller should do.
 
-Owns: the error classes, their stable codes and HTTP statuses; `Refused`, an error as a part of an answer.
-Rule: a message reads ``<what is wrong>; <what to do>`` and names the thing at fault.
-Foreign exceptions (OSError, struct.error, …) are translated where they enter, never passed on bare.
+Owns: the error classes, their stable codes and HTTP statuses; `Refused`, an error as data inside an answer.
+A message reads ``<what is wrong>; <what to do>`` and names the queue, item, option or file that is wrong.
+Other exceptions (OSError, struct.error, …) are turned into one of these where they are caught.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ class PenstockError(Exception):
     http_status: ClassVar[int] = 500
     retryable: ClassVar[bool] = False
     lost: Sequence[str] = ()
-    """Ids of the items that a settling call could not settle, because their lease had ended. The others were settled."""
+    """Ids of the items whose lease had ended before a settling call. All other items of the call were settled."""
     results: "Sequence[str | PenstockError]" = ()
-    """Of a produce that failed in part: the id or the error of each item."""
+    """When a produce failed for some of its items: the id or the error of each item."""
 
 
 # -- the request itself must change ------------------------------------------------------------------
 
 
 class InvalidRequest(PenstockError):
-    """The request is wrong as it stands; mend it and send it again. Nothing was changed."""
+    """The request is wrong; fix it and send it again. Nothing was changed."""
 
     code = "invalid_request"
     http_status = 400
 
 
 class QueueNotFound(PenstockError):
-    """There is no queue of that name (or no longer in that incarnation); create it or mend the name."""
+    """No queue has that name, or it was deleted and created again; create it or fix the name."""
 
     code = "queue_not_found"
     http_status = 404
@@ -48,7 +48,7 @@ class QueueExists(PenstockError):
 
 
 class AccessDenied(PenstockError):
-    """The key does not allow this; ask for one with the scope that the message names."""
+    """The access key does not allow this; use one with the scope that the message names."""
 
     code = "access_denied"
     http_status = 403
@@ -58,7 +58,7 @@ class AccessDenied(PenstockError):
 
 
 class QueueBusy(PenstockError):
-    """More requests wait than the queue takes; send the request again in a moment."""
+    """Too many requests wait for the queue; send the request again in a moment."""
 
     code = "queue_busy"
     http_status = 429
@@ -66,7 +66,7 @@ class QueueBusy(PenstockError):
 
 
 class QueueFull(PenstockError):
-    """A limit of the queue is reached; wait until items are resolved, or raise the limit."""
+    """A limit of the queue is reached; wait until items are completed, or raise the limit."""
 
     code = "queue_full"
     http_status = 429
@@ -74,7 +74,7 @@ class QueueFull(PenstockError):
 
 
 class QueueHeld(PenstockError):
-    """Someone paused the queue or holds its consumer right; resume it or wait."""
+    """The queue is paused, or another consumer holds the consumer right; resume the queue or wait."""
 
     code = "queue_held"
     http_status = 409
@@ -82,7 +82,7 @@ class QueueHeld(PenstockError):
 
 
 class StorageFailed(PenstockError):
-    """Storage refused or lost the write; nothing of the request is stored. Send it again."""
+    """A write or read of the storage failed; nothing of the request is stored. Send it again."""
 
     code = "storage_failed"
     http_status = 503
@@ -90,18 +90,18 @@ class StorageFailed(PenstockError):
 
 
 class OutcomeUnknown(PenstockError):
-    """It cannot be known whether the request was stored; repeat it with the same request id."""
+    """The request may or may not be stored; repeat it with the same request id."""
 
     code = "outcome_unknown"
     http_status = 503
     retryable = True
 
 
-# -- this right is gone ------------------------------------------------------------------------------
+# -- a lease or a broker has ended -------------------------------------------------------------------
 
 
 class LeaseLost(PenstockError):
-    """The lease ended (expired, superseded, settled or of another incarnation); drop the work, it is someone else's now."""
+    """The lease expired, was settled or replaced, or its queue was deleted. Stop working on the item."""
 
     code = "lease_lost"
     http_status = 410
@@ -114,25 +114,25 @@ class BrokerClosed(PenstockError):
     http_status = 503
 
 
-# -- the place must be looked at ---------------------------------------------------------------------
+# -- the directory needs attention -------------------------------------------------------------------
 
 
 class BrokerLocked(PenstockError):
-    """Another process owns the directory; the message names it."""
+    """Another process has the directory open; the message names that process."""
 
     code = "broker_locked"
     http_status = 503
 
 
 class CorruptLog(PenstockError):
-    """Bytes on disk are not what was written, or not ours; run `verify`, then `repair`."""
+    """Bytes on disk are not what was written, or were not written by Penstock; run `verify`, then `repair`."""
 
     code = "corrupt_log"
     http_status = 500
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, with its name: many say little without it."""
+    """The class name and the message of an exception; many messages are unclear without the class name."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -140,7 +140,7 @@ def reason_of(error: BaseException) -> str:
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why a part of a request was not done: an error as data, for answers that say it part by part. Its cause is not told."""
+    """A PenstockError as data, for answers with a result per part. It has no `__cause__`."""
 
     code: str
     message: str
@@ -150,9 +150,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
         return cls(error.code, str(error))
 
     def error(self) -> PenstockError:
-        """The error that it stands for, to be raised."""
+        """The error, ready to be raised."""
         return ERRORS_BY_CODE.get(self.code, PenstockError)(self.message)
 
 
 ERRORS_BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in PenstockError.__subclasses__()}
-"""Every kind of error by its code."""

@@ -1,8 +1,10 @@
-"""Names that callers are given and give back: item ids and lease tokens.
+"""The texts of item ids and lease tokens.
 
-Owns: the text of an item id ("3-17": partition and offset) and of a lease token, and the numbers by which a partition remembers items
-that lie elsewhere. Callers treat both texts as opaque; each item has exactly one of each, so `parse_…` takes only what `format_…` writes.
-Limits: partitions 0 to LAST_PARTITION, offsets below FOREIGN: so that both fit into one unsigned 64-bit number.
+Owns: the text of an item id ("3-17": partition and offset) and of a lease token; and foreign numbers, by which a
+partition stores the ids of items of other partitions. Callers treat both texts as opaque. `parse_…` accepts only what
+`format_…` writes.
+Limits: partitions 0 to LAST_PARTITION and offsets below FIRST_FOREIGN_NUMBER, so that both fit into one unsigned 64-bit
+number.
 """
 
 import re
@@ -12,7 +14,7 @@ from typing import NamedTuple
 from penstock.words.errors import InvalidRequest
 
 FIRST_FOREIGN_NUMBER = 1 << 48
-"""Numbers from here on name items of other partitions; below it they are offsets."""
+"""Numbers from this one on are foreign numbers (items of other partitions); lower ones are offsets."""
 LAST_PARTITION = (1 << 16) - 2
 
 _PARTITION = r"(0|[1-9][0-9]{0,4})"
@@ -23,7 +25,7 @@ _SHOWN = 80
 
 
 class Token(NamedTuple):
-    """The right to settle one item: the queue's incarnation, where the item lies, and the lease that holds it."""
+    """What a lease token names: the queue's incarnation, the item's partition and offset, and the lease number."""
 
     incarnation: int
     partition: int
@@ -39,7 +41,7 @@ def format_id(partition: int, offset: int) -> str:
 
 
 def parse_id(text: str) -> tuple[int, int]:
-    """The partition and the offset that an id names."""
+    """The partition and the offset of an item id; InvalidRequest when the text is not one."""
     found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is not None:
         partition, offset = int(found[1]), int(found[2])
@@ -49,7 +51,7 @@ def parse_id(text: str) -> tuple[int, int]:
 
 
 def format_ids(partition: int, numbers: Sequence[int]) -> list[str]:
-    """The ids of what a partition answered: offsets of its own, and perhaps foreign numbers."""
+    """The item ids of numbers that a partition answered: its own offsets and foreign numbers."""
     ends = (*numbers[:1], *numbers[-1:]) if isinstance(numbers, range) else numbers
     if max(ends, default=0) >= FIRST_FOREIGN_NUMBER:
         return [format_id(*locate(partition, number)) for number in numbers]
@@ -58,12 +60,12 @@ def format_ids(partition: int, numbers: Sequence[int]) -> list[str]:
 
 
 def foreign_number(partition: int, offset: int) -> int:
-    """The number of an item that lies in another partition; never an offset."""
+    """The number that stands for an item of another partition; it never equals an offset."""
     return (partition + 1) << 48 | offset
 
 
 def locate(own_partition: int, number: int) -> tuple[int, int]:
-    """The partition and the offset of an offset of `own_partition` or of a foreign number."""
+    """The partition and the offset that a number means: an offset of `own_partition`, or a foreign number."""
     if number < FIRST_FOREIGN_NUMBER:
         return own_partition, number
     return (number >> 48) - 1, number & (FIRST_FOREIGN_NUMBER - 1)
@@ -77,6 +79,7 @@ def format_token(token: Token) -> str:
 
 
 def parse_token(text: str) -> Token:
+    """The parts of a lease token; InvalidRequest when the text is not one."""
     found = _TOKEN.fullmatch(text) if isinstance(text, str) else None
     if found is not None:
         incarnation, partition, lease, offset = found.groups()
@@ -87,7 +90,7 @@ def parse_token(text: str) -> Token:
 
 
 def _shown(value: object) -> str:
-    """A value as an error shows it: short, whatever was given."""
+    """A value for an error message, cut to _SHOWN characters."""
     if not isinstance(value, str):
         return f"a value of type {type(value).__name__}"
     return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}…"

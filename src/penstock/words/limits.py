@@ -1,6 +1,6 @@
-"""The limits and defaults of DESIGN §7, and the policy of a partition.
+"""The limits and defaults of requests and items, and the policy of a partition.
 
-Owns: every number that bounds a request, and `Policy`, the one frozen options type, validated once.
+Owns: every number that bounds a request; `Policy` and `Retention`, which are frozen and validated once.
 """
 
 from typing import Literal
@@ -18,11 +18,11 @@ MAX_PAYLOAD_BYTES = 16 * MIB
 MAX_HEADERS_BYTES = 64 * KIB
 MAX_KEY_BYTES = 1 * KIB
 MAX_NAME_BYTES = 1 * KIB
-"""Longest kind, encoding, reference, consumer or dedup id."""
+"""Greatest length of a kind, encoding, reference, consumer or dedup id."""
 MAX_REASON_BYTES = 1 * KIB
-"""Longer reasons are cut: they come from exceptions and must not fail the retry that carries them."""
+"""Longer reasons are cut, not refused: they come from exceptions, and the retry that has the reason must not fail."""
 MAX_GRANT = 10_000_000
-"""Items of one grant to a consuming stream."""
+"""The most items in one grant to a consuming stream."""
 MAX_BATCH_ITEMS = 10_000
 MAX_BATCH_BYTES = 64 * MIB
 MAX_ATTEMPTS = 65_535
@@ -31,23 +31,26 @@ MIN_LEASE_TIMEOUT = 1 * SECOND
 MAX_LEASE_TIMEOUT = 12 * HOUR
 MAX_DELAY = 10 * 365 * 24 * HOUR
 MAX_DEDUP_IDS = 10_000_000
-"""Dedup ids remembered by one partition; beyond it, produce with a dedup id is refused rather than forgetting."""
+"""The most dedup ids that a partition remembers. Beyond it a produce with a dedup id is refused."""
 IMMEDIATE = 100 * MILLISECOND
-"""`at` no further ahead than this is now."""
+"""An `at` at most this far in the future counts as now."""
 MIN_RESULT_MEMORY = 15 * MINUTE
-"""Results of requests are kept at least so long, or two lease timeouts if that is longer."""
+"""Results of requests are kept at least this long, or two lease timeouts if that is longer."""
 
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 0, 5, 9
 
 
 class Retention(msgspec.Struct, frozen=True, array_like=True):
-    """How long resolved items are kept. A limit of 0 is none; whichever is reached first counts. Sizes are those of a partition's log."""
+    """How long completed and buried items are kept. The limit that is reached first counts; 0 means no limit.
+
+    All numbers are per partition.
+    """
 
     max_age: int = 1 * DAY
     max_bytes: int = 1 * GIB
     max_segments: int = 0
     min_segments: int = 1
-    """So many of the newest segments are kept whatever the limits say."""
+    """This many of the newest segments are kept even beyond the limits."""
 
     def validate(self) -> "Retention":
         check_range("max_age", self.max_age, 0, MAX_DELAY)
@@ -58,7 +61,7 @@ class Retention(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Policy(msgspec.Struct, frozen=True, array_like=True):
-    """How a partition treats its items. Durations are microseconds; 0 switches a duration or count off."""
+    """How a partition treats its items. Durations are microseconds; a duration or count of 0 means off."""
 
     lease_timeout: int = 60 * SECOND
     max_attempts: int = 10
@@ -70,11 +73,11 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def result_memory(self) -> int:
-        """How long results of requests are kept."""
+        """How long the results of requests are kept."""
         return max(MIN_RESULT_MEMORY, 2 * self.lease_timeout)
 
     def validate(self) -> "Policy":
-        """Return self, or say which option is out of bounds."""
+        """Return self; InvalidRequest when an option is out of bounds."""
         check_lease_timeout(self.lease_timeout)
         check_range("max_attempts", self.max_attempts, 0, MAX_ATTEMPTS)
         check_range("ttl", self.ttl, 0, MAX_DELAY)
@@ -87,7 +90,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 
 
 def check_range(name: str, value: int, low: int, high: int) -> int:
-    """Return `value`, or say that it is out of bounds. bool is not a number here."""
+    """Return `value`; InvalidRequest unless it is an int (bool is refused) from `low` to `high`."""
     if type(value) is not int:
         raise InvalidRequest(f"{name} is {type(value).__name__}; give a whole number from {low} to {high}")
     if not low <= value <= high:
@@ -96,5 +99,5 @@ def check_range(name: str, value: int, low: int, high: int) -> int:
 
 
 def check_lease_timeout(value: int, name: str = "lease_timeout") -> int:
-    """Return how long a lease is to last, or say that it is out of bounds."""
+    """Return a lease timeout in microseconds; InvalidRequest when it is out of bounds."""
     return check_range(name, value, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)

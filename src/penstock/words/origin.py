@@ -1,7 +1,7 @@
 """Where a transferred item came from.
 
-Owns: `Origin`, which a dead letter, a redriven or a forwarded item carries along, and its bytes: a MessagePack array, to which a field
-may be added at the end with a default. Times are wall microseconds, 0 for none.
+Owns: `Origin`, stored with dead letters and with redriven and forwarded items, and its bytes: a MessagePack array, to
+which fields may be added at the end with a default. Times are wall microseconds; 0 means none.
 """
 
 import msgspec
@@ -14,7 +14,7 @@ MAX_ORIGIN_BYTES = 8 * KIB
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """The item that another one was before, and what happened to it there."""
+    """The item from which a transferred item was made, and what happened to it in its queue."""
 
     queue: str
     incarnation: int
@@ -26,26 +26,27 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     last_failed_at: int = 0
     buried_at: int = 0
     parked: bool = False
-    """Its key was parked at the origin when it was buried."""
+    """Burying it parked its key in the queue it comes from."""
     forwarded: bool = False
-    """The same item, moved to the partition where its key lives now."""
+    """It is the same item, moved to the partition that has its key since a resize."""
     parked_in: int = 0
-    """Another queue (incarnation) in which a key is parked for it, and the id it had there."""
+    """The incarnation of one more queue in which its key is parked; 0 for none."""
     parked_id: str = ""
+    """The item's id in that queue."""
 
     @property
     def parkings(self) -> list[tuple[int, int, int]]:
-        """Incarnation, partition and offset of the places at which a key is parked for it: where it was last buried, and another queue."""
+        """Incarnation, partition and offset of each item (at most two) whose burial keeps this item's key parked."""
         here = [(self.incarnation, *self.partition_and_offset)] if self.parked else []
         return [*here, (self.parked_in, *parse_id(self.parked_id))] if self.parked_in else here
 
     def parking_in(self, incarnation: int) -> tuple[int, int] | None:
-        """Partition and offset of the place at which a key of that queue is parked for it."""
+        """Partition and offset of the item of that queue whose burial keeps this item's key parked."""
         return next((parking[1:] for parking in self.parkings if parking[0] == incarnation), None)
 
     @property
     def partition_and_offset(self) -> tuple[int, int]:
-        """The partition and the offset that the id names."""
+        """The partition and the offset of `id`."""
         return parse_id(self.id)
 
 

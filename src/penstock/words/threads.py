@@ -1,7 +1,9 @@
-"""Threads that an interrupt in the thread which begins them does not harm.
+"""Threads and a thread pool that stay usable after a Ctrl-C in the thread that starts them.
 
-Owns: `Thread` and `Pool`. `threading.Thread.start` and the executors of `concurrent.futures` hold locks of their own, written in Python:
-a Ctrl-C that comes at the wrong moment leaves such a lock taken for ever. Here every step that another thread depends on is one call of C.
+Owns: `InterruptSafeThread` and `InterruptSafePool`.
+`threading.Thread.start` and the executors of `concurrent.futures` take locks in Python code: a KeyboardInterrupt at the
+wrong moment leaves such a lock held for ever. Here every step that another thread waits for is one call of a C
+function, which an interrupt cannot split.
 """
 
 import logging
@@ -11,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 
 class InterruptSafeThread:
-    """A thread that runs. It does not keep the process from ending."""
+    """A daemon thread, started when it is constructed."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
@@ -26,42 +28,42 @@ class InterruptSafeThread:
             self._running.release()
 
     def join(self) -> None:
-        """Wait for its end, unless it is this very thread."""
+        """Wait until the thread has ended. Returns at once when called from that thread."""
         if get_ident() != self._ident:
             with self._running:
                 pass
 
 
 class InterruptSafePool:
-    """A few threads that do jobs, in the order in which they came. They are begun when they are first needed."""
+    """Up to `most` threads that run jobs, oldest job first. A thread is started when a job finds no idle one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[InterruptSafeThread] = []
         self._idle = 0
-        """About how many of the threads wait for a job."""
+        """How many threads wait for a job; approximate, as it is counted without a lock."""
         self._ended = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have something done; where the pool is closed, by this thread."""
+        """Run a job in a thread of the pool, or in the calling thread when the pool is closed."""
         self._jobs.put(job)
         if self._ended:
-            self._do_the_rest()
+            self._run_remaining()
         elif self._jobs.qsize() > self._idle and len(self._threads) < self._most:
             self._threads.append(InterruptSafeThread(self._work))
 
     def close(self) -> None:
-        """End the threads, once what they have to do is done."""
+        """Wait until all jobs are done, and end the threads."""
         threads = [*self._threads]
         for _ in threads:
             self._jobs.put(None)
         for thread in threads:
             thread.join()
         self._ended = True
-        self._do_the_rest()  # what came behind their end
+        self._run_remaining()  # jobs submitted after the threads were told to end
 
-    def _do_the_rest(self) -> None:
+    def _run_remaining(self) -> None:
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -81,8 +83,8 @@ class InterruptSafePool:
 
 
 def _do(job: Callable[[], None]) -> None:
-    """A job that raises must not end the thread: others are waiting for it."""
+    """Run a job. An exception is logged, so that the thread lives on for the next job."""
     try:
         job()
     except Exception:
-        logging.getLogger("penstock").exception("a job went wrong")
+        logging.getLogger("penstock").exception("a job of a thread pool failed")

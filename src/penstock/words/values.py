@@ -1,7 +1,7 @@
-"""What callers give and get, and the bytes and numbers it is stored as.
+"""Conversion between Python values and what is stored: payloads, keys, headers and times.
 
-Owns: payload values (by their `encoding`), keys, headers and times. Every `encode` either gives what `decode` turns back, or refuses
-with an InvalidRequest that says what is accepted. Times are stored as whole microseconds.
+Every `encode` returns bytes from which the matching `decode` gives the same value, or raises an InvalidRequest that
+names the accepted types. Times are stored as whole microseconds.
 """
 
 import math
@@ -27,14 +27,14 @@ class Dataclass(Protocol):
 
 
 Value: TypeAlias = bytes | bytearray | memoryview | str | dict[Any, Any] | list[Any] | tuple[Any, ...] | float | msgspec.Struct | Dataclass
-"""What a payload may be given as."""
+"""The types of a payload that `encode` accepts."""
 Headers: TypeAlias = Mapping[str, str] | Mapping[str, bytes] | Mapping[str, str | bytes]
 
 _BYTES_TYPES = (bytes, bytearray, memoryview)
 _JSON_TYPES = (dict, list, tuple, int, float, msgspec.Struct)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_INSTANT = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-_FAR = 1e15  # seconds; what is further away, or not a number, is out of bounds
+_FAR = 1e15  # seconds; greater floats (and NaN) are out of bounds, and are not converted to int
 _to_json = msgspec.json.Encoder().encode
 _from_json: Any = msgspec.json.Decoder().decode
 _pack = msgspec.msgpack.Encoder().encode
@@ -45,9 +45,12 @@ _unpack: Any = msgspec.msgpack.Decoder().decode
 
 
 def encode(value: Value) -> tuple[bytes, str | None]:
-    """A payload and the encoding by which `decode` finds the value again."""
+    """The payload bytes of a value, and the encoding that `decode` needs to give the value again."""
     if isinstance(value, str):
-        return encode_text(value), TEXT
+        try:
+            return value.encode(), TEXT
+        except UnicodeEncodeError:
+            raise InvalidRequest("the payload is not valid Unicode; remove its lone surrogates or give bytes") from None
     if isinstance(value, _BYTES_TYPES):
         return bytes(value), None
     if isinstance(value, _JSON_TYPES) or (is_dataclass(value) and not isinstance(value, type)):
@@ -58,7 +61,7 @@ def encode(value: Value) -> tuple[bytes, str | None]:
 
 
 def encode_as(value: Value, encoding: str | None) -> tuple[bytes, str | None]:
-    """As `encode`, under an encoding of the caller's own. Only bytes and str can be anything; what was written as JSON is JSON."""
+    """As `encode`, with the caller's own encoding, which only bytes and str may have; other values are JSON."""
     payload, derived = encode(value)
     if encoding is None or encoding == derived:
         return payload, derived
@@ -68,36 +71,29 @@ def encode_as(value: Value, encoding: str | None) -> tuple[bytes, str | None]:
 
 
 def decode(payload: bytes, encoding: str | None) -> Any:
-    """The value of a payload; of an encoding that is not known here, its bytes as they are."""
+    """The value of a payload. With an unknown encoding or none, the payload itself."""
     try:
         if encoding == JSON:
             return _from_json(payload)
         if encoding == TEXT:
             return payload.decode()
-    except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
-        raise InvalidRequest(f"the payload is not what its encoding {encoding!r} says ({error}); take its bytes from `.payload`") from None
+    except (ValueError, RecursionError) as error:  # errors of msgspec are ValueErrors
+        raise InvalidRequest(f"the payload cannot be decoded as {encoding!r} ({error}); read its bytes from `.payload`") from None
     return payload
-
-
-def encode_text(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the payload is not valid Unicode; remove its lone surrogates or give bytes") from None
 
 
 def _encode_json(value: Any) -> bytes:
     try:
         payload = _to_json(value)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the payload cannot be written as JSON ({error}); mend it or give bytes") from None
-    # JSON has no NaN and no infinity: they are written as null, and would come back as None. So a null is looked at twice.
-    if b"null" in payload and _has_strange_float(msgspec.to_builtins(value)):
-        raise InvalidRequest("the payload has a float that is not finite, which JSON cannot say; give None or a text in its place")
+        raise InvalidRequest(f"the payload cannot be written as JSON ({error}); fix it or give bytes") from None
+    # JSON has no NaN or infinity: msgspec writes null, which would be read as None. So search the value for them.
+    if b"null" in payload and _has_non_finite_float(msgspec.to_builtins(value)):
+        raise InvalidRequest("the payload has a float that is not finite, which JSON cannot hold; give None or a text instead")
     return payload
 
 
-def _has_strange_float(value: Any) -> bool:
+def _has_non_finite_float(value: Any) -> bool:
     pending = [value]
     for part in pending:
         if isinstance(part, float) and not math.isfinite(part):
@@ -113,7 +109,7 @@ def _has_strange_float(value: Any) -> bool:
 
 
 def encode_key(key: str | bytes, name: str = "key") -> bytes:
-    """The bytes of a key (or of another id, called `name`). Whatever `decode_key` gives can be given again."""
+    """The bytes of a key, or of another id that errors call `name`. Accepts every text that `decode_key` returns."""
     if isinstance(key, str):
         try:
             return key.encode("utf-8", "surrogateescape")
@@ -125,12 +121,12 @@ def encode_key(key: str | bytes, name: str = "key") -> bytes:
 
 
 def decode_key(key: bytes) -> str:
-    """A key as text. Bytes that are not UTF-8 become lone surrogates, which `encode_key` turns back."""
+    """A key as text. Bytes that are not UTF-8 become lone surrogates, which `encode_key` turns into the same bytes."""
     return key.decode("utf-8", "surrogateescape")
 
 
 def encode_headers(headers: Headers | None) -> bytes | None:
-    """Headers as MessagePack; nothing if there are none."""
+    """Headers as a MessagePack map; None for no headers."""
     if headers is None:
         return None
     if type(headers) is not dict:
@@ -158,7 +154,7 @@ def decode_headers(headers: bytes | None) -> dict[str, str | bytes]:
 
 
 def header_entries(headers: bytes) -> list[tuple[str, bytes]]:
-    """Stored headers as the entries of a map in a column; every value as bytes: a column has one type."""
+    """The entries of stored headers for a map column, where all values must have one type: bytes."""
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in decode_headers(headers).items()]
 
 
@@ -174,7 +170,7 @@ def _check_headers(headers: dict[Any, Any]) -> None:
 
 
 def instant(when: datetime | float, name: str = "at") -> int:
-    """A point in time as wall microseconds. A number is seconds since 1970 (UTC)."""
+    """A datetime with a timezone, or seconds since 1970 (UTC), as wall microseconds."""
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise InvalidRequest(f"{name} has no timezone; give one, such as datetime.now(timezone.utc) or when.astimezone()")
@@ -189,14 +185,14 @@ def instant(when: datetime | float, name: str = "at") -> int:
 
 
 def check_instant(microseconds: int, name: str = "at") -> int:
-    """Wall microseconds that can be shown as a date and time again."""
+    """Return wall microseconds; InvalidRequest when a datetime cannot hold them."""
     if not 0 <= microseconds <= LAST_INSTANT:
         raise InvalidRequest(f"{name} is not between the years 1970 and 9999; give a datetime, or seconds (not milliseconds) since 1970")
     return microseconds
 
 
 def duration(span: float | timedelta, name: str) -> int:
-    """A length of time as microseconds. A number is seconds. What is above 0 stays above 0, which often means none."""
+    """Seconds or a timedelta as microseconds. A positive length is at least 1: for many options 0 means none."""
     if isinstance(span, timedelta):
         microseconds = span // timedelta(microseconds=1)
     elif type(span) is int:
@@ -211,5 +207,5 @@ def duration(span: float | timedelta, name: str) -> int:
 
 
 def timestamp(microseconds: int) -> datetime:
-    """Wall microseconds as an aware datetime in UTC; what a datetime cannot say is cut to the last instant it can."""
+    """Wall microseconds as a datetime in UTC; later times than a datetime can hold give the latest datetime."""
     return _EPOCH + timedelta(microseconds=min(microseconds, LAST_INSTANT))

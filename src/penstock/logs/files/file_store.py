@@ -1,10 +1,12 @@
-"""A broker's storage: one or more root directories, locked and marked, and the partitions' logs inside them.
+"""The store in files: one or more storage roots, and the partitions' logs inside them.
 
-Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`, `<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`;
-in the first root also the inbox (inbox.py).
-A partition lies wholly in one root and is found wherever it lies; a new one goes where weight says there is most room.
-Every root is looked at before anything is written to any: a refused directory is left as it was.
-A read-only directory takes no lock and writes nothing. A forked child cannot use its parent's: it lets go of it when it starts.
+Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`,
+`<root>/logs/<incarnation, 16 hex>/<partition, 5 digits>/`; the first root also has the inbox (inbox.py).
+- All files of a partition are in one root. A new partition is created in the root that has the fewest partitions for
+  its weight.
+- Opening checks every root before it writes to any of them: a directory that is refused is not changed.
+- A read-only store takes no lock and writes nothing.
+- A forked child cannot use its parent's store: the child closes its copy when it starts.
 """
 
 import os
@@ -26,14 +28,14 @@ from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, Invali
 from penstock.words.limits import check_range
 
 MIN_FREE_BYTES = 1024 * 1024
-"""A new root is not begun with less space than this."""
+"""A new root needs at least this much free space."""
 BROKER_ID_BYTES = 8
 MAX_NUMBER = 99_999
-"""Highest number of a partition: numbers are never reused, so there may be more of them than partitions."""
+"""Highest number of a partition. It may exceed the number of partitions, because numbers are never reused."""
 
 
 class FileStore:
-    """A broker's storage roots, open."""
+    """The open storage roots of one broker."""
 
     def __init__(
         self, files: Files, roots: Sequence[Root], durability: Durability, segment_bytes: int, compression: bool, read_only: bool
@@ -42,18 +44,17 @@ class FileStore:
         self.roots = roots
         self.durability: Durability = durability
         self.segment_bytes = segment_bytes
-        """The size at which an owner rotates."""
+        """The size at which the owner rotates a log."""
         self.compression = compression
         self.read_only = read_only
         self.broker_id = ""
         self.name = roots[0].path
         self.inbox = FileInbox(files, self.name)
         self._locks: list[int] = []
-        self._places: dict[LogId, Root] = {}
+        self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
-        syncs = DiskThreads(self.root_of)
-        self.commit, self.run_job, self._end_syncs = syncs.commit, syncs.run_job, syncs.close
+        self.disk = DiskThreads(self.root_of)
 
     @classmethod
     def open(
@@ -68,108 +69,111 @@ class FileStore:
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> "FileStore":
-        """Open storage roots, the first being the primary one; make them when they are new."""
-        found = parse_roots(roots)
+        """Open the storage roots, of which the first is the primary one; create those that do not exist."""
+        parsed = parse_roots(roots)
         if durability not in DURABILITIES:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
         check_range("segment_bytes", segment_bytes, 1, 1 << 40)
-        directory = cls(files or SystemFiles(), found, durability, segment_bytes, compression, read_only)
-        directory._open(clock or SystemClock(), entropy)
-        _opened.add(directory)
-        return directory
+        store = cls(files or SystemFiles(), parsed, durability, segment_bytes, compression, read_only)
+        store._open(clock or SystemClock(), entropy)
+        _opened.add(store)
+        return store
 
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> FileLog:
-        """The log of a partition, to be recovered; a new one when there is none and `create` is set."""
-        self._usable()
+        """Return the log of a partition, not recovered yet. Creates the log if there is none and `create` is true."""
+        self._check_open()
         if self.read_only:
             raise InvalidRequest(f"{self.roots[0].path} is open read-only; use reader(), or open it for writing")
-        owner = _owner(incarnation, partition)
-        if any(log.log_id == owner and not log.closed for log in self._logs):
-            raise BrokerLocked(f"{owner} is open already in this process; close that log first")
-        if owner not in self._places and not create:
-            raise _missing(owner, self.roots)
-        root = self._places.get(owner) or self._roomiest()
-        path = _log_path(root, owner)
-        self._make(path)
-        self._places[owner] = root
-        log = FileLog(self.files, path, *owner, durability=durability or self.durability, compression=self.compression)
+        log_id = _log_id(incarnation, partition)
+        if any(log.log_id == log_id and not log.closed for log in self._logs):
+            raise BrokerLocked(f"{log_id} is open already in this process; close that log first")
+        if log_id not in self._roots_by_log and not create:
+            raise _missing(log_id, self.roots)
+        root = self._roots_by_log.get(log_id) or self._root_for_new_log()
+        path = _log_path(root, log_id)
+        self._make_log_directory(path)
+        self._roots_by_log[log_id] = root
+        log = FileLog(self.files, path, *log_id, durability=durability or self.durability, compression=self.compression)
         self._logs.add(log)
         return log
 
     def create_logs(self, incarnation: int, *partitions: int) -> None:
-        """Make the places of new logs, durably, so that they are missed when they are not there."""
-        self._usable()
-        made: dict[LogId, Root] = {}
+        """Create the directories of new logs, durably: from then on a directory that is missing counts as damage."""
+        self._check_open()
+        created: dict[LogId, Root] = {}
         for partition in partitions:
-            owner = _owner(incarnation, partition)
-            if owner not in self._places:
-                made[owner] = self._roomiest(made.values())
+            log_id = _log_id(incarnation, partition)
+            if log_id not in self._roots_by_log:
+                created[log_id] = self._root_for_new_log(created.values())
         try:
-            for owner, root in made.items():
-                self.files.make_directory(_log_path(root, owner))
-            for root in set(made.values()):  # the names of all of them last when the directory that they are in is synced
+            for log_id, root in created.items():
+                self.files.make_directory(_log_path(root, log_id))
+            for root in set(created.values()):  # one sync of the parent directory makes all new names durable
                 sync_parents(self.files, _log_path(root, LogId(incarnation, 0)))
         except OSError as error:
             raise storage_failed(error, "making logs of", f"{incarnation:016x}") from error
-        self._places.update(made)
+        self._roots_by_log.update(created)
 
     def remove_logs(self, incarnation: int) -> None:
-        """Remove the logs of a queue that is no more; those that are gone already do not matter."""
-        self._usable()
-        for owner in [owner for owner in [*self._places] if owner.incarnation == incarnation]:
-            if any(log.log_id == owner and not log.closed for log in self._logs):
-                raise BrokerLocked(f"{owner} is open; close that log before it is removed")
+        """Remove the logs of a deleted queue. Logs that do not exist are ignored."""
+        self._check_open()
+        for log_id in [log_id for log_id in [*self._roots_by_log] if log_id.incarnation == incarnation]:
+            if any(log.log_id == log_id and not log.closed for log in self._logs):
+                raise BrokerLocked(f"{log_id} is open; close that log before it is removed")
         try:
             for root in self.roots:
                 _remove_tree(self.files, f"{root.path}/{LOGS}", f"{incarnation:016x}")
         except OSError as error:
             raise storage_failed(error, "removing", f"{incarnation:016x}") from error
-        for owner in [owner for owner in [*self._places] if owner.incarnation == incarnation]:
-            self._places.pop(owner, None)
+        for log_id in [log_id for log_id in [*self._roots_by_log] if log_id.incarnation == incarnation]:
+            self._roots_by_log.pop(log_id, None)
 
     def reader(self, incarnation: int, partition: int) -> PublishedLog:
-        """A lock-free reader of a partition."""
-        self._usable()
-        owner = LogId(incarnation, partition)
-        if owner not in self._places:
-            self._look_again()  # the owner may have made it since
-        return PublishedLog(self.files, self.path_of(*owner), *owner)
+        """Return a lock-free reader of a partition's log."""
+        self._check_open()
+        log_id = LogId(incarnation, partition)
+        if log_id not in self._roots_by_log:
+            self._reload()  # the owner may have created it since the last reload
+        return PublishedLog(self.files, self.path_of(*log_id), *log_id)
 
     def summary(self, incarnation: int, partition: int) -> bytes | None:
-        """What was left of a log when it was closed; b"" when it was never opened; None when it must be opened to know anything of it."""
-        owner = LogId(incarnation, partition)
-        if owner not in self._places:
+        """The summary that was written when the log was closed.
+
+        b"" if the log was never opened. None if the summary is missing or out of date: then the log must be opened.
+        """
+        log_id = LogId(incarnation, partition)
+        if log_id not in self._roots_by_log:
             return None
         try:
-            return read_summary(self.files, _log_path(self._places[owner], owner))
+            return read_summary(self.files, _log_path(self._roots_by_log[log_id], log_id))
         except OSError:
             return None
 
     def logs(self) -> list[LogId]:
-        """Every partition that has a log here, in order."""
-        self._usable()
+        """Every log in the roots, sorted."""
+        self._check_open()
         if self.read_only:
-            self._look_again()
-        return sorted(self._places)
+            self._reload()
+        return sorted(self._roots_by_log)
 
     def incarnations(self) -> set[int]:
-        return {owner.incarnation for owner in self.logs()}
+        return {log_id.incarnation for log_id in self.logs()}
 
     def root_of(self, incarnation: int, partition: int) -> Root | None:
-        """Where a partition lies."""
-        return self._places.get(LogId(incarnation, partition))
+        """The root that holds a partition's log; None if no root does."""
+        return self._roots_by_log.get(LogId(incarnation, partition))
 
     def path_of(self, incarnation: int, partition: int) -> str:
-        """The directory of a partition's log, which must be here."""
-        owner = LogId(incarnation, partition)
-        if owner not in self._places:
-            raise _missing(owner, self.roots)
-        return _log_path(self._places[owner], owner)
+        """The directory of a partition's log; CorruptLog if no root holds it."""
+        log_id = LogId(incarnation, partition)
+        if log_id not in self._roots_by_log:
+            raise _missing(log_id, self.roots)
+        return _log_path(self._roots_by_log[log_id], log_id)
 
     def close(self) -> None:
-        """Close the logs that are still open, then give up the locks: nobody may write without them."""
+        """Close the logs that are still open, then release the locks: a process must not write without the locks."""
         self._closed = True
-        self._end_syncs()
+        self.disk.close()
         try:
             for log in list(self._logs):
                 log.close()
@@ -178,26 +182,26 @@ class FileStore:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "read-only" if self.read_only else "open"
-        return f"Directory({[root.path for root in self.roots]}, {state}, {len(self._places)} logs)"
+        return f"FileStore({[root.path for root in self.roots]}, {state}, {len(self._roots_by_log)} logs)"
 
     # -- opening -------------------------------------------------------------------------------------
 
     def _open(self, clock: Clock, entropy: Callable[[int], bytes]) -> None:
         markers = [read_marker(self.files, root.path) for root in self.roots]
         broker_id = next((found.broker for found in markers if found is not None), "")
-        self._refuse_strangers(markers, broker_id)
+        self._check_roots(markers, broker_id)
         self.broker_id = broker_id or ("" if self.read_only else entropy(BROKER_ID_BYTES).hex())
         try:
             if not self.read_only:
                 self._lock_and_mark(markers, clock)
-            self._places = self._survey()
+            self._roots_by_log = self._find_logs()
         except BaseException as error:
             self._unlock()
             if isinstance(error, OSError):
                 raise storage_failed(error, "opening", self.roots[0].path) from error
             raise
 
-    def _refuse_strangers(self, markers: Sequence[Marker | None], broker_id: str) -> None:
+    def _check_roots(self, markers: Sequence[Marker | None], broker_id: str) -> None:
         for root, found in zip(self.roots, markers, strict=True):
             if found is not None and found.broker != broker_id:
                 message = f"{root.path} belongs to another broker ({found.broker}, not {broker_id})"
@@ -208,7 +212,7 @@ class FileStore:
     def _lock_and_mark(self, markers: Sequence[Marker | None], clock: Clock) -> None:
         new = [root for root, found in zip(self.roots, markers, strict=True) if found is None]
         for root in new:
-            self._refuse_full(root)
+            self._check_space(root)
             self.files.make_directory(root.path)
             sync_parents(self.files, root.path)
         for root in self.roots:
@@ -216,29 +220,29 @@ class FileStore:
         for root in new:
             write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
 
-    def _refuse_full(self, root: Root) -> None:
+    def _check_space(self, root: Root) -> None:
         if self.files.free_bytes(nearest(self.files, root.path)) < MIN_FREE_BYTES:
             raise StorageFailed(f"the disk under {root.path} is full; free some space, then open it again")
 
-    def _look_again(self) -> None:
+    def _reload(self) -> None:
         try:
-            self._places = self._survey()
+            self._roots_by_log = self._find_logs()
         except OSError as error:
             raise storage_failed(error, "reading", self.name) from error
 
-    def _survey(self) -> dict[LogId, Root]:
-        places: dict[LogId, Root] = {}
+    def _find_logs(self) -> dict[LogId, Root]:
+        found: dict[LogId, Root] = {}
         for root in self.roots:
-            for owner in _owners(self.files, f"{root.path}/{LOGS}"):
-                if owner in places:
-                    raise CorruptLog(f"{owner} lies in both {places[owner].path} and {root.path}; move the older copy away")
-                places[owner] = root
-        return places
+            for log_id in _log_ids(self.files, f"{root.path}/{LOGS}"):
+                if log_id in found:
+                    raise CorruptLog(f"{log_id} is in both {found[log_id].path} and {root.path}; move the older copy away")
+                found[log_id] = root
+        return found
 
-    # -- placing -------------------------------------------------------------------------------------
+    # -- new logs ------------------------------------------------------------------------------------
 
-    def _make(self, path: str) -> None:
-        """Make a log's directory and see to it that its name lasts, unless there is a log in it: then that was done before."""
+    def _make_log_directory(self, path: str) -> None:
+        """Create a log's directory and make its name durable. One that has files was synced when it was created."""
         try:
             self.files.make_directory(path)
             if not self.files.list(path):
@@ -246,19 +250,19 @@ class FileStore:
         except OSError as error:
             raise storage_failed(error, "making", path) from error
 
-    def _roomiest(self, more: Iterable[Root] = ()) -> Root:
-        """The root for a new partition, when these are to have one more each."""
-        takers = [root for root in self.roots if not root.read_only]
-        if not takers:
+    def _root_for_new_log(self, more: Iterable[Root] = ()) -> Root:
+        """The writable root with the fewest logs for its weight; `more` are roots that get one more log each."""
+        writable = [root for root in self.roots if not root.read_only]
+        if not writable:
             raise StorageFailed("every storage root is read-only; add one that takes new partitions")
-        if len(takers) == 1:
-            return takers[0]
-        held = [*self._places.values(), *more]
-        return min(takers, key=lambda root: (held.count(root) + 1) / root.weight)
+        if len(writable) == 1:
+            return writable[0]
+        used = [*self._roots_by_log.values(), *more]
+        return min(writable, key=lambda root: (used.count(root) + 1) / root.weight)
 
-    # -- letting go ----------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------
 
-    def _usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise BrokerClosed(f"the directory {self.roots[0].path} is closed here (or was opened before a fork); open it again")
 
@@ -267,7 +271,7 @@ class FileStore:
             self.files.close(self._locks.pop())
 
     def _abandon(self) -> None:
-        """In a forked child: a copy of the lock's handle would keep the directory locked after its parent's death."""
+        """Close the store in a forked child: the child's copy of the lock would outlive the parent."""
         self._closed = True
         try:
             for log in list(self._logs):
@@ -280,22 +284,22 @@ _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for directory in list(_opened):
-        with suppress(BaseException):  # nobody could be told of it, and the others must be let go of all the same
-            directory._abandon()
+    for store in list(_opened):
+        with suppress(BaseException):  # there is no caller to raise to, and the remaining stores must be closed
+            store._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _owner(incarnation: int, partition: int) -> LogId:
-    """Whose log it is, or what is wrong with the numbers."""
+def _log_id(incarnation: int, partition: int) -> LogId:
+    """The id of a log; InvalidRequest if a number is out of range."""
     return LogId(check_range("incarnation", incarnation, 0, (1 << 64) - 1), check_range("partition", partition, 0, MAX_NUMBER))
 
 
-def _owners(files: Files, path: str) -> Iterable[LogId]:
+def _log_ids(files: Files, path: str) -> Iterable[LogId]:
     for incarnation in files.list(path) if files.exists(path) else []:
-        if incarnation.startswith("."):  # a desktop's own files
+        if incarnation.startswith("."):  # a file of the desktop, such as .DS_Store
             continue
         for partition in files.list(f"{path}/{incarnation}"):
             try:
@@ -305,7 +309,7 @@ def _owners(files: Files, path: str) -> Iterable[LogId]:
 
 
 def _remove_tree(files: Files, parent: str, name: str) -> None:
-    """A queue's directory, for good: partitions with their files, and nothing deeper."""
+    """Remove a queue's directory: its partitions and their files. There are no deeper levels."""
     path = f"{parent}/{name}"
     if not files.exists(path):
         return
@@ -317,9 +321,9 @@ def _remove_tree(files: Files, parent: str, name: str) -> None:
     files.sync_directory(parent)
 
 
-def _log_path(root: Root, owner: LogId) -> str:
-    return f"{root.path}/{LOGS}/{owner.incarnation:016x}/{owner.partition:05d}"
+def _log_path(root: Root, log_id: LogId) -> str:
+    return f"{root.path}/{LOGS}/{log_id.incarnation:016x}/{log_id.partition:05d}"
 
 
-def _missing(owner: LogId, roots: Sequence[Root]) -> CorruptLog:
-    return CorruptLog(f"{owner} has no log in {', '.join(root.path for root in roots)}; add the storage root that holds it")
+def _missing(log_id: LogId, roots: Sequence[Root]) -> CorruptLog:
+    return CorruptLog(f"{log_id} has no log in {', '.join(root.path for root in roots)}; add the storage root that holds it")

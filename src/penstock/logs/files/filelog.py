@@ -1,8 +1,9 @@
-"""A partition's log in files: segments, each beginning with a Base, and beside them an index, the synced position, a checkpoint.
+"""A partition's log in files: segments that begin with a Base, their indexes, the synced position and a checkpoint.
 
-Owns: `FileLog`, the only writer of a partition's directory, and its states: what may be asked when, and what a failure means.
-The work is in the modules beneath: frame (its bytes), segment and chain (files of frames), recovery (reading back, judging damage),
-reader (items by offset), tail (writing), rewrite (thinning out old segments).
+Owns: `FileLog`, the only writer of a partition's directory, and `LogState`: which calls a log accepts, and what a
+failed call changes.
+The work is done by other modules: frame (bytes of a frame), segment and segment_files (files of frames), recovery
+(replay and damage), log_reader (items by offset), log_writer (appends), rewrite (removal of items from old segments).
 Limits: one thread, one process; the frames of one `append` go to one segment.
 """
 
@@ -26,19 +27,19 @@ from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
 
 
 class LogState(Enum):
-    """What a log may be asked to do."""
+    """Which calls a log accepts."""
 
     NOT_RECOVERED = auto()
-    """`recover` comes first."""
+    """Only `recover`."""
     OPEN = auto()
     WANTS_BASE = auto()
-    """`rotate` comes first: the newest segment must not be appended to."""
+    """Reads and `rotate`: the newest segment must not be appended to."""
     FAILED = auto()
-    """`reset` comes first."""
+    """Reads and `reset`."""
     CLOSED = auto()
 
 
-_OPEN = LogState.OPEN  # looked up at every append
+_OPEN = LogState.OPEN  # a module constant, because every append reads it
 
 
 class FileLog:
@@ -61,24 +62,24 @@ class FileLog:
         self.waits_for_disk = durability == "fsync"
         self.findings: list[str] = []
         self._files = files
-        self._chain = SegmentFiles(files, directory, LogId(incarnation, partition))
+        self._segments = SegmentFiles(files, directory, LogId(incarnation, partition))
         self._compression = compression
-        self._tail = LogWriter(files, self._chain, FrameEncoder(incarnation, partition, compression))
-        self._reading = LogReader(self._chain, self._chain.forget_missing)
+        self._writer = LogWriter(files, self._segments, FrameEncoder(incarnation, partition, compression))
+        self._reader = LogReader(self._segments, self._segments.forget_missing)
         self._state = LogState.NOT_RECOVERED
 
     @property
     def segment_bytes(self) -> int:
-        return 0 if self._state in (LogState.NOT_RECOVERED, LogState.CLOSED) else self._tail.segment.size
+        return 0 if self._state in (LogState.NOT_RECOVERED, LogState.CLOSED) else self._writer.segment.size
 
     @property
     def log_id(self) -> LogId:
-        return self._chain.log_id
+        return self._segments.log_id
 
     @property
     def first_offset(self) -> int:
-        self._readable()
-        return self._chain.names[0].base_offset
+        self._check_readable()
+        return self._segments.names[0].base_offset
 
     @property
     def closed(self) -> bool:
@@ -86,20 +87,23 @@ class FileLog:
 
     @property
     def sequence(self) -> int:
-        """Of the last frame."""
-        return self._tail.sequence
+        """The sequence of the last frame; 0 if there is none."""
+        return self._writer.sequence
 
     @property
     def unsynced(self) -> bool:
-        return self._state is _OPEN and self._tail.unsynced
+        return self._state is _OPEN and self._writer.unsynced
 
     @property
     def wants_base(self) -> bool:
-        """Whether `rotate` must come before the next `append`: the newest segment is damaged at its end, or a sync of it failed."""
+        """Whether `rotate` must be called before the next `append`.
+
+        True when the end of the newest segment is damaged, or when a sync of it failed.
+        """
         return self._state is LogState.WANTS_BASE
 
     def __repr__(self) -> str:
-        return f"FileLog({self.directory!r}, {self._state.name}, sequence={self._tail.sequence}, segments={len(self._chain.names)})"
+        return f"FileLog({self.directory!r}, {self._state.name}, sequence={self._writer.sequence}, segments={len(self._segments.names)})"
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -109,115 +113,119 @@ class FileLog:
         if not drafts:
             return 0
         try:
-            return self._tail.append(drafts)
+            return self._writer.append(drafts)
         except OSError as error:
             self._fail(error, "appending to")
 
     def sync(self) -> None:
         if self._state is not _OPEN:
             self._refuse()
-        if self._tail.unsynced:
+        if self._writer.unsynced:
             try:
-                self._tail.sync(self.durability)
+                self._writer.sync(self.durability)
             except OSError as error:
                 self._fail(error, "syncing")
 
     def force_sync(self) -> None:
-        """Really sync, whatever the durability mode: in "interval" mode a timer calls this."""
-        self._attempt(self._tail.flush, "syncing")
+        """Fsync in every durability mode. In mode "interval" a timer calls this."""
+        self._attempt(self._writer.flush, "syncing")
 
     def publish(self) -> None:
-        self._attempt(self._tail.publish, "publishing the synced position of")
+        self._attempt(self._writer.publish, "publishing the synced position of")
 
     def rotate(self, base: Draft) -> None:
         if self._state not in (_OPEN, LogState.WANTS_BASE):
             self._refuse()
         try:
             if self._state is _OPEN:
-                self._tail.flush()
-            self._tail.begin_segment(base)
+                self._writer.flush()
+            self._writer.begin_segment(base)
         except OSError as error:
             self._fail(error, "rotating")
         self._state = LogState.OPEN
 
     def write_checkpoint(self, body: bytes, elapsed: int, wall: int, base: int) -> None:
-        """Store a copy of the state after everything appended, so that the next opening need not replay it."""
-        self.force_sync()  # in every mode: a checkpoint that outlived the frames it rests on might fit those written in their place
-        if not self._tail.segment.size:
+        """Store a copy of the state after the last frame, so that the next opening can begin there."""
+        self.force_sync()  # in every mode: if these frames were lost, the checkpoint might match frames written later
+        if not self._writer.segment.size:
             return
         try:
-            self._tail.write_checkpoint(Draft(FrameType.BASE, base, 1, 0, elapsed, wall, [body]))
+            self._writer.write_checkpoint(Draft(FrameType.BASE, base, 1, 0, elapsed, wall, [body]))
         except OSError as error:
             self._fail(error, "writing a checkpoint in")
 
     def write_summary(self, body: bytes) -> None:
         self.force_sync()
-        self._attempt(lambda: self._tail.write_summary(body), "writing a summary in")
+        self._attempt(lambda: self._writer.write_summary(body), "writing a summary in")
 
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, start: int, stop: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
-        self._readable()
-        return self._reading.read(start, stop, self._tail.sequence, self._tail.offset, size_bytes)
+        self._check_readable()
+        return self._reader.read(start, stop, self._writer.sequence, self._writer.offset, size_bytes)
 
     def frames(self, after: int = 0) -> Iterator[Frame | Gap]:
-        self._readable()
-        return self._reading.frames(self._tail.sequence, self._tail.offset, after)
+        self._check_readable()
+        return self._reader.frames(self._writer.sequence, self._writer.offset, after)
 
     def offset_at(self, wall: int) -> int:
-        self._readable()
-        return self._reading.offset_at(wall, self._tail.offset)
+        self._check_readable()
+        return self._reader.offset_at(wall, self._writer.offset)
 
-    # -- letting go of what is old -------------------------------------------------------------------
+    # -- segments and retention ----------------------------------------------------------------------
 
     def segments(self) -> list[SegmentFacts]:
-        self._readable()
-        return self._reading.segments()
+        self._check_readable()
+        return self._reader.segments()
 
     def readable_range(self) -> LogRange:
-        self._readable()
-        return self._reading.published(lambda: (self._tail.offset, self._tail.sequence))
+        self._check_readable()
+        return self._reader.readable_range(lambda: (self._writer.offset, self._writer.sequence))
 
     def size_bytes(self) -> int:
-        self._readable()
-        return self._reading.size_bytes()
+        self._check_readable()
+        return self._reader.size_bytes()
 
     def newest(self) -> SegmentFacts:
-        self._readable()
-        return self._reading.newest()
+        self._check_readable()
+        return self._reader.newest()
 
     def drop(self, count: int) -> int:
         if not count:
             return 0
         self.force_sync()
         try:
-            check_removable(self._chain, 0, count - 1, spared=1)
-            return self._chain.drop_oldest(count)
+            check_removable(self._segments, 0, count - 1, spared=1)
+            freed = 0
+            for name in self._segments.names[:count]:
+                freed += self._segments.segment(name).size
+                self._segments.remove(name)
+            return freed
         except OSError as error:
             self._fail(error, "dropping segments of")
         finally:
-            self._reading.forget_positions()
+            self._reader.forget_positions()
 
     def rewrite(self, first: int, last: int, keep: Sequence[int]) -> int:
         self.force_sync()
         encoder = FrameEncoder(self.incarnation, self.partition, self._compression)
         try:
-            check_removable(self._chain, first, last, spared=2)
-            new = write_rewritten(self._files, self._chain, first, last, RunSet(keep), encoder)
+            check_removable(self._segments, first, last, spared=2)
+            new = write_rewritten(self._files, self._segments, first, last, RunSet(keep), encoder)
         except OSError as error:
             raise storage_failed(error, "rewriting segments of", self.directory) from error
         try:
-            return install_rewritten(self._chain, first, last, new)
+            return install_rewritten(self._segments, first, last, new)
         except OSError as error:
             self._fail(error, "rewriting segments of")
         finally:
-            self._reading.forget_positions()
+            self._reader.forget_positions()
 
     def free_bytes(self) -> int:
         try:
             return self._files.free_bytes(self.directory)
         except OSError as error:
-            raise storage_failed(error, "looking at", self.directory) from error
+            raise storage_failed(error, "reading the free space of", self.directory) from error
 
     # -- opening and closing -------------------------------------------------------------------------
 
@@ -231,47 +239,47 @@ class FileLog:
             raise storage_failed(error, "opening", self.directory) from error
 
     def _open(self) -> Iterator[Frame | Gap]:
-        chain, tail = self._chain, self._tail
+        segments, writer = self._segments, self._writer
         self.findings.clear()
-        self._reading.forget_positions()
-        for stray in chain.load():
-            self._files.remove(f"{self.directory}/{stray}")
-        synced = tail.load_synced()
-        if segment_missing(synced, chain.names):
-            synced = tail.publish_as_fsynced()
-        if not chain.names:
-            tail.create_first_segment()
-        opening = LogOpening(self._files, chain, synced, self.findings)
+        self._reader.forget_positions()
+        for leftover in segments.load():
+            self._files.remove(f"{self.directory}/{leftover}")
+        synced = writer.load_synced()
+        if segment_missing(synced, segments.names):
+            synced = writer.publish_as_fsynced()
+        if not segments.names:
+            writer.create_first_segment()
+        opening = LogOpening(self._files, segments, synced, self.findings)
         while opening.torn_rotation():
-            self.findings.append(f"segment {chain.names[-1]} had no whole frame (a rotation was cut off) and was removed")
-            chain.drop_newest()
-        chain.open_newest()
+            self.findings.append(f"segment {segments.names[-1]} had no whole frame (a rotation was cut off) and was removed")
+            segments.remove_newest()
+        segments.open_newest()
         yield from opening.frames()
-        tail.resume(opening.replay)
+        writer.resume(opening.replay)
         if opening.unfit_checkpoint():
-            tail.remove_checkpoint()
-        self._settle(opening)
+            writer.remove_checkpoint()
+        self._finish_opening(opening)
 
-    def _settle(self, opening: LogOpening) -> None:
-        """Bring the files in line with what was handed out."""
-        tail, end = self._tail, opening.replay.end
-        name, size = tail.segment.name, tail.segment.size
+    def _finish_opening(self, opening: LogOpening) -> None:
+        """Cut or keep what follows the last valid frame, confirm the end, and set the state."""
+        writer, end = self._writer, opening.replay.end
+        name, size = writer.segment.name, writer.segment.size
         if opening.damaged:
-            self.findings.append(f"segment {name} is damaged at its end and was left as it is; the log goes on in a new segment")
+            self.findings.append(f"segment {name} is damaged at its end and was not changed; the log continues in a new segment")
             self._state = LogState.WANTS_BASE
             return
         if size > end:
-            self.findings.append(f"segment {name} ended in {size - end} bytes that are no whole group of frames; they were cut")
-            tail.cut(end)
-        tail.confirm_end(opening.fsynced_bytes, self.durability)
-        self._state = LogState.WANTS_BASE if tail.sync_failed else LogState.OPEN
+            self.findings.append(f"segment {name} ended in {size - end} bytes that are not a whole group of frames; they were cut")
+            writer.cut(end)
+        writer.confirm_end(opening.fsynced_bytes, self.durability)
+        self._state = LogState.WANTS_BASE if writer.sync_failed else LogState.OPEN
 
     def reset(self) -> None:
         if self._state is LogState.CLOSED:
             self._refuse()
         try:
-            self._reading.forget_positions()
-            self._tail.truncate_to_synced()
+            self._reader.forget_positions()
+            self._writer.truncate_to_synced()
         except OSError as error:
             self._fail(error, "resetting")
         self._state = LogState.NOT_RECOVERED
@@ -280,24 +288,24 @@ class FileLog:
         state, self._state = self._state, LogState.CLOSED
         try:
             if state is _OPEN:
-                self._tail.flush()
-                with contextlib.suppress(OSError):  # an index is made anew when it is missing
-                    self._chain.store_index(self._tail.segment)
+                self._writer.flush()
+                with contextlib.suppress(OSError):  # a missing index is rebuilt
+                    self._segments.store_index(self._writer.segment)
         except OSError as error:
             raise storage_failed(error, "closing", self.directory) from error
         finally:
             self._release()
 
     def close_without_sync(self) -> None:
-        """Let go without writing anything: what a forked child does with its parent's log."""
+        """Close the log without writing anything. A forked child does this with its parent's log."""
         self._state = LogState.CLOSED
         self._release()
 
     def _release(self) -> None:
-        self._chain.close()
-        self._tail.close()
+        self._segments.close()
+        self._writer.close()
 
-    # -- refusing ------------------------------------------------------------------------------------
+    # -- states and failures -------------------------------------------------------------------------
 
     def _attempt(self, step: Callable[[], None], doing: str) -> None:
         if self._state is not _OPEN:
@@ -312,7 +320,7 @@ class FileLog:
         raise storage_failed(error, doing, self.directory) from error
 
     def _refuse(self) -> NoReturn:
-        """Say why this cannot be done now."""
+        """Raise the error that says why the log does not accept the call now."""
         if self._state is LogState.CLOSED:
             raise BrokerClosed(f"the log {self.directory} is closed; open it again")
         if self._state is LogState.FAILED:
@@ -321,6 +329,6 @@ class FileLog:
             raise InvalidRequest(f"the log {self.directory} is not recovered; exhaust recover() first")
         raise InvalidRequest(f"the log {self.directory} must begin a new segment; call rotate() with a Base first")
 
-    def _readable(self) -> None:
+    def _check_readable(self) -> None:
         if self._state in (LogState.CLOSED, LogState.NOT_RECOVERED):
             self._refuse()

@@ -1,9 +1,10 @@
-"""The files beneath the logs: the system's operations, and the few ways in which logs put bytes down.
+"""The file system interface of the logs, and functions that write whole files.
 
-Owns: the `Files` contract and `SystemFiles`, the operating system's (`penstock.testing.SimulatedFiles` is the other one, with a disk that
-fails); `write_all`, `write_file`, `replace_file` and the like, which write everything or fail; `storage_failed`, which puts an OSError into
-our words: every one that enters `penstock.logs` leaves it so.
-Every operation raises OSError as the system does; nothing here retries.
+Owns: the `Files` contract and `SystemFiles`, its implementation by the operating system (the other one is
+`penstock.testing.SimulatedFiles`, whose disk can fail); `write_all`, `write_file`, `replace_file` and similar
+functions, which write everything or fail; `storage_failed`, which turns an OSError into StorageFailed. No OSError
+leaves `penstock.logs`.
+All other functions here raise OSError as the system does. Nothing here retries.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from penstock.logs.log import Buffer
 from penstock.words.errors import StorageFailed
 
 Mode: TypeAlias = Literal["read", "append", "update"]
-"""read: must exist. append: created when missing, every write goes to the end. update: created when missing, written by position."""
+"""read: the file must exist. append: created if missing, every write goes to the end. update: created if missing,
+written by position."""
 
 _FLAGS = {
     "read": os.O_RDONLY,
@@ -30,12 +32,12 @@ _F_FULLFSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 class Files(Protocol):
-    """What a log needs of a disk. Handles are small integers."""
+    """The file operations that logs use. Handles are small integers."""
 
     def open(self, path: str, mode: Mode) -> int: ...
     def close(self, handle: int) -> None: ...
     def write(self, handle: int, parts: Sequence[Buffer]) -> int:
-        """Append; may write less than asked, and says how much."""
+        """Append; returns the number of bytes written, which may be less than given."""
         ...
 
     def pread(self, handle: int, size: int, position: int) -> bytes: ...
@@ -43,7 +45,7 @@ class Files(Protocol):
     def truncate(self, handle: int, size: int) -> None: ...
     def size(self, handle: int) -> int: ...
     def sync(self, handle: int) -> None:
-        """Data and what is needed to read it back are on the device when this returns."""
+        """Write the data, and the metadata needed to read it back, to the device."""
         ...
 
     def sync_directory(self, path: str) -> None: ...
@@ -53,7 +55,7 @@ class Files(Protocol):
         ...
 
     def make_directory(self, path: str) -> None:
-        """With its parents; fine when there."""
+        """Create a directory and its parents, as far as they do not exist."""
         ...
 
     def rename(self, source: str, target: str) -> None: ...
@@ -63,12 +65,12 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> int | None:
-        """Take the exclusive lock of a file (created when missing) and give its handle; None when another holder has it."""
+        """Take the exclusive lock of a file (created if missing) and return its handle; None if it is locked."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
     def filesystem(self, path: str) -> str:
-        """The type of file system a path lies on, such as "ext4", or "" when unknown."""
+        """The type of the path's file system, such as "ext4"; "" if unknown."""
         ...
 
 
@@ -136,7 +138,7 @@ class SystemFiles:
 
 
 def filesystem_in(mountinfo: str, path: str) -> str:
-    """The type of file system that `path` lies on, by the text of Linux's mountinfo."""
+    """The type of the path's file system, by the text of Linux's mountinfo."""
     mounts = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -148,7 +150,10 @@ def filesystem_in(mountinfo: str, path: str) -> str:
 
 
 def filesystem_in_mount(listing: str, path: str) -> str:
-    """The same by what macOS's mount prints: `/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)`."""
+    """The type of the path's file system, by the output of macOS's mount.
+
+    A line of it: `/dev/disk3s5 on /System/Volumes/Data (apfs, local, journaled)`.
+    """
     mounts = []
     for line in listing.splitlines():
         left, _, right = line.rpartition(" (")
@@ -159,7 +164,7 @@ def filesystem_in_mount(listing: str, path: str) -> str:
 
 
 def _kind_at(mounts: Iterable[tuple[str, str]], path: str) -> str:
-    """The type of the mount that a path lies in: the longest mount point wins, then the later one."""
+    """The type of the mount that contains a path: the longest mount point wins, then the later one."""
     best, kind = -1, ""
     for point, mounted in mounts:
         inside = path == point or path.startswith(point.rstrip("/") + "/")
@@ -168,17 +173,17 @@ def _kind_at(mounts: Iterable[tuple[str, str]], path: str) -> str:
     return kind
 
 
-# -- writing that is whole or fails ----------------------------------------------------------------
+# -- whole writes ----------------------------------------------------------------------------------
 
 
 MAX_PIECES = 1024
-"""Pieces that one system call takes (IOV_MAX on Linux and macOS)."""
+"""The most pieces that one system call accepts (IOV_MAX on Linux and macOS)."""
 COPY_BYTES = 1 << 20
 TEMPORARY = ".tmp"
 
 
 def write_all(files: Files, handle: int, pieces: Sequence[Buffer], size: int) -> None:
-    """Append pieces of that size together, by one call unless the system stops short."""
+    """Append all pieces, `size` bytes together, by one system call unless it writes less than given."""
     if len(pieces) > MAX_PIECES:
         pieces = [b"".join(pieces)]
     written = files.write(handle, pieces)
@@ -192,10 +197,10 @@ def write_all(files: Files, handle: int, pieces: Sequence[Buffer], size: int) ->
 
 
 def write_again(files: Files, path: str, start: int, stop: int) -> None:
-    """Write a stretch of a file over itself and sync it.
+    """Write bytes of a file over themselves and sync the file.
 
-    A sync that failed, perhaps in a process that is gone, leaves pages that read well, are not on the device and count as clean:
-    only writing them again makes the next sync carry them.
+    After a failed sync, perhaps by an earlier process, the page cache may hold data that is not on the device although
+    the system considers it written. Only writing the data again makes the next sync store it.
     """
     handle = files.open(path, "update")
     try:
@@ -209,7 +214,7 @@ def write_again(files: Files, path: str, start: int, stop: int) -> None:
 
 
 def overwrite_with_zeros(files: Files, path: str, start: int, stop: int) -> None:
-    """Write zeros over a stretch of a file. Not synced."""
+    """Write zeros over bytes of a file. Does not sync."""
     handle = files.open(path, "update")
     try:
         while start < stop:
@@ -221,7 +226,7 @@ def overwrite_with_zeros(files: Files, path: str, start: int, stop: int) -> None
 
 
 def write_file(files: Files, path: str, data: bytes) -> None:
-    """Fill a file in place and sync it. A crash may leave a part: for files that know whether they are whole."""
+    """Write a file in place and sync it. A crash may leave a part of it, so the content must carry a checksum."""
     handle = files.open(path, "update")
     try:
         files.truncate(handle, 0)
@@ -232,7 +237,7 @@ def write_file(files: Files, path: str, data: bytes) -> None:
 
 
 def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
-    """Put a file in place of another: a crash leaves the old one or the new one, whole."""
+    """Write a file atomically and durably: a crash leaves the whole old file or the whole new one."""
     path = f"{directory}/{name}"
     write_file(files, path + TEMPORARY, data)
     files.rename(path + TEMPORARY, path)
@@ -240,7 +245,7 @@ def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def copy_file(files: Files, source: str, target: str) -> None:
-    """Make a whole, synced copy; its name lasts when the directory is synced. Fine when it is there already."""
+    """Copy a file atomically and sync the copy; an existing target is replaced. The directory is not synced."""
     before, after = files.open(source, "read"), files.open(target + TEMPORARY, "update")
     try:
         files.truncate(after, 0)
@@ -254,7 +259,7 @@ def copy_file(files: Files, source: str, target: str) -> None:
 
 
 def same_bytes(files: Files, one: str, other: str) -> bool:
-    """Whether two files hold the same."""
+    """Whether two files have the same content."""
     first, second = files.open(one, "read"), files.open(other, "read")
     try:
         size = files.size(first)
@@ -267,19 +272,20 @@ def same_bytes(files: Files, one: str, other: str) -> bool:
 
 
 def sync_parents(files: Files, path: str) -> None:
-    """Make a directory's name last, and those of its parents, as far as this user may."""
+    """Sync every parent directory of a path, so that the path's names are durable, as far as this user may."""
     parent = os.path.dirname(path)
     if parent not in ("", path):
-        with contextlib.suppress(PermissionError):  # one that may not even be read was not made by us
+        with contextlib.suppress(PermissionError):  # a directory that this user cannot read was not created by Penstock
             files.sync_directory(parent)
         sync_parents(files, parent)
 
 
 def read_file(files: Files, path: str) -> bytes | None:
-    """A small file's bytes, or None when there is none."""
-    if not files.exists(path):
+    """The bytes of a small file; None if it does not exist."""
+    try:
+        handle = files.open(path, "read")
+    except FileNotFoundError:  # not asked for before: another process may remove the file meanwhile
         return None
-    handle = files.open(path, "read")
     try:
         return files.pread(handle, files.size(handle), 0)
     finally:
@@ -308,8 +314,8 @@ _ADVICE = {
 
 
 def storage_failed(error: OSError, doing: str, path: str) -> StorageFailed:
-    """What to raise for a system error met while doing something to a path."""
+    """The StorageFailed for an OSError; `doing` says what was done to the path."""
     number = error.errno or 0
     name = errno.errorcode.get(number, str(number))
-    advice = _ADVICE.get(number, f"{os.strerror(number)} ({name}); look at the disk, then send the request again")
+    advice = _ADVICE.get(number, f"{os.strerror(number)} ({name}); check the disk, then send the request again")
     return StorageFailed(f"{doing} {path} failed: {advice}")

@@ -1,17 +1,18 @@
 """The inbox in files: the folders `inbox/` and `answers/` of a broker's first root.
 
-Owns: `FileInbox`, and its staged parts: `StagedWriter`, `StagedReader` and `frames`, which verify.
-    inbox/<write>.staged/                    a write under way: its tasks' parts and their sidecars
-    inbox/<incarnation>-<name>.drop/         a published write: parts and a manifest, to be adopted
-    inbox/<incarnation>-<name>.errand        a request to the owner
-    inbox/<incarnation>-<name>.done          an errand that is done, or one that came in its place just then and is to be done, too
-    inbox/<anything>.gone/                   adopted or given up, being removed
-    answers/<incarnation>-<name>             a note; the answer to an errand is the note of its name
-Everything is made under another name, synced, and renamed. A drop is named by its source and number, so that the same one cannot be in
-the inbox twice.
-A part is one group of DATA frames as docs/format.md draws them: every frame but the last says that more follow, so that a part that was
-cut, even between two frames, is not taken for a whole one. Frames are not compressed: a part lives for seconds, and its owner would only
-have to expand it.
+Owns: `FileInbox`, and the staged parts of writes: `StagedWriter`, `StagedReader` and `read_part`, which verify them.
+    inbox/<write>.staged/                a write that is not published yet: its tasks' parts and their sidecars
+    inbox/<incarnation>-<name>.drop/     a published write: its parts and a manifest; the owner adopts it
+    inbox/<incarnation>-<name>.errand    a remote operation
+    inbox/<incarnation>-<name>.done      a remote operation that is being removed; it is still run if its bytes are not
+                                         those that the owner ran, because another process replaced it meanwhile
+    inbox/<anything>.gone/               an adopted or abandoned write that is being removed
+    answers/<incarnation>-<name>         a blob; the answer to a remote operation is the blob of the same name
+Every file is written under another name, synced, and renamed. The name of a published write is made of its source and
+number, so that the same write cannot be in the inbox twice.
+A part is one group of DATA frames (docs/format.md). Every frame but the last has the flag MORE_IN_GROUP, so a part that
+was cut, even between two frames, is recognised. Frames are not compressed: a part exists for seconds only, and the
+owner would have to decompress it.
 """
 
 import errno
@@ -55,6 +56,7 @@ from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown
 STAGED, DROP, ERRAND, DONE, GONE = ".staged", ".drop", ".errand", ".done", ".gone"
 MANIFEST = "drop.json"
 SIDECAR = ".order"
+_WRITE_AGAIN = "move it out of the inbox and write it again"
 
 
 class FileInbox:
@@ -69,10 +71,10 @@ class FileInbox:
         self._answers = f"{root}/{ANSWERS}"
         self._sweeps: SweepCounter[str] = SweepCounter()
 
-    # -- for those who do not own it -----------------------------------------------------------------
+    # -- for processes that do not own the broker ----------------------------------------------------
 
     def begin_write(self, write: str) -> None:
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             self._begin(write)
 
     def part_writer(self, write: str, name: str, incarnation: int, make: bool = False) -> "StagedWriter":
@@ -83,13 +85,13 @@ class FileInbox:
         return StagedReader(self._files, f"{self._staged(write)}/{check_file_name(name)}", incarnation)
 
     def sidecar(self, write: str, name: str) -> BinaryIO:
-        with self._told("reading"):
+        with self._storage_errors("reading"):
             return open(f"{self._staged(write)}/{check_file_name(name)}{SIDECAR}", "rb")
 
     def publish(self, write: str, incarnation: int, manifest: WriteManifest) -> bool:
         manifest = publishable_manifest(write, manifest)
         target = f"{self._inbox}/{published_write_path(incarnation, manifest.source, manifest.number)}"
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             if self._files.exists(target):
                 self.abandon(write)
                 return False
@@ -98,7 +100,7 @@ class FileInbox:
             refuse_missing(write, manifest, [part.name for part in manifest.parts if self._files.exists(f"{path}/{part.name}")])
             self._begin(write)
             for file in self._files.list(path):
-                if file not in named:  # of attempts that failed or came second, and sidecars
+                if file not in named:  # a sidecar, or the part of a task attempt that failed or was repeated
                     self._files.remove(f"{path}/{file}")
             write_file(self._files, f"{path}/{MANIFEST}", msgspec.json.encode(manifest))
             self._files.sync_directory(path)
@@ -113,13 +115,13 @@ class FileInbox:
             self._files.sync_directory(self._inbox)
         except OSError as error:
             raise OutcomeUnknown(
-                f"the write is in the inbox, but the disk does not say that it stays there ({error}); "
-                "look whether its items come before you write them again"
+                f"the write is in the inbox, but syncing the inbox failed ({error}), so a power cut may remove it; "
+                "check whether its items arrive before you write them again"
             ) from error
         return True
 
     def abandon(self, write: str) -> None:
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             if self._files.exists(self._staged(write)):
                 self._discard(f"{write}{STAGED}")
 
@@ -128,25 +130,25 @@ class FileInbox:
             self._files.remove_directory(self._staged(write))
 
     def is_pending(self, incarnation: int, source: str, number: int) -> bool:
-        with self._told("reading"):
+        with self._storage_errors("reading"):
             return self._files.exists(f"{self._inbox}/{published_write_path(incarnation, source, number)}")
 
     def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             self._make(self._inbox)
-            replace_file(self._files, self._inbox, f"{_owned(incarnation, name)}{ERRAND}", body)
+            replace_file(self._files, self._inbox, f"{_file_name(incarnation, name)}{ERRAND}", body)
 
     def withdraw_operation(self, incarnation: int, name: str) -> None:
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             for ending in (ERRAND, DONE):
-                self._remove(f"{self._inbox}/{_owned(incarnation, name)}{ending}")
+                self._remove(f"{self._inbox}/{_file_name(incarnation, name)}{ending}")
 
     def has_owner(self) -> bool:
-        """Nobody is kept from opening the directory but for the moment of the look."""
+        """Whether a process holds the lock. This takes the lock for a moment, so `take_lock` tries several times."""
         try:
             handle = self._files.lock(f"{self._root}/{LOCK}")
         except OSError:
-            return True  # it cannot be told from here, so there may be somebody
+            return True  # unknown, so there may be an owner
         if handle is None:
             return True
         self._files.close(handle)
@@ -155,49 +157,50 @@ class FileInbox:
     # -- for the owner -------------------------------------------------------------------------------
 
     def waiting(self) -> list[InboxEntry]:
-        with self._told("reading"):
+        with self._storage_errors("reading"):
             if not self._files.exists(self._inbox):
                 return []
-            found = [one for one in map(_parse, self._files.list(self._inbox)) if one is not None]
-        return sorted(found, key=lambda one: not one.is_operation)
+            found = [entry for entry in map(_parse, self._files.list(self._inbox)) if entry is not None]
+        return sorted(found, key=lambda entry: not entry.is_operation)
 
-    def manifest(self, drop: InboxEntry) -> WriteManifest:
-        with self._told("reading"):
-            raw = read_file(self._files, f"{self._inbox}/{drop.label}/{MANIFEST}")
+    def manifest(self, entry: InboxEntry) -> WriteManifest:
+        label = entry.label
+        with self._storage_errors("reading"):
+            raw = read_file(self._files, f"{self._inbox}/{label}/{MANIFEST}")
         try:
             found = msgspec.json.decode(raw or b"", type=WriteManifest)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise CorruptLog(f"the manifest of the drop {drop.label} cannot be read ({error}); move it away and write it again") from error
+            raise CorruptLog(f"the manifest of the published write {label} cannot be read ({error}); {_WRITE_AGAIN}") from error
         if found.version > MANIFEST_VERSION:
             known = f"this Penstock knows {MANIFEST_VERSION}"
-            raise CorruptLog(f"the drop {drop.label} has version {found.version}, {known}; use a newer Penstock")
+            raise CorruptLog(f"the published write {label} has version {found.version}, {known}; use a newer Penstock")
         unique = len({part.name for part in found.parts}) == len(found.parts)
-        if published_write_path(drop.incarnation, found.source, found.number) != drop.label or not unique:
-            raise CorruptLog(f"the drop {drop.label} has a manifest that is not its own; move it away and write it again")
+        if published_write_path(entry.incarnation, found.source, found.number) != label or not unique:
+            raise CorruptLog(f"the published write {label} has the manifest of another write; {_WRITE_AGAIN}")
         return found
 
-    def frames(self, drop: InboxEntry, part: StagedPart) -> Iterator[Frame]:
-        path = f"{self._inbox}/{drop.label}/{check_file_name(part.name)}"
-        with self._told("reading"):
+    def frames(self, entry: InboxEntry, part: StagedPart) -> Iterator[Frame]:
+        path = f"{self._inbox}/{entry.label}/{check_file_name(part.name)}"
+        with self._storage_errors("reading"):
             if not self._files.exists(path):
-                raise CorruptLog(f"the drop {drop.label} lacks its part {part.name}; move it away and write it again")
-        return read_part(self._files, path, drop.incarnation)
+                raise CorruptLog(f"the published write {entry.label} lacks its part {part.name}; {_WRITE_AGAIN}")
+        return read_part(self._files, path, entry.incarnation)
 
-    def operation(self, errand: InboxEntry) -> bytes | None:
-        with self._told("reading"):
-            return read_file(self._files, f"{self._inbox}/{errand.label}")
+    def operation(self, entry: InboxEntry) -> bytes | None:
+        with self._storage_errors("reading"):
+            return read_file(self._files, f"{self._inbox}/{entry.label}")
 
-    def remove(self, one: InboxEntry, body: bytes | None = None) -> None:
-        with self._told("removing"):
-            if one.is_operation:
-                self._remove_errand(f"{self._inbox}/{one.label}", body)
+    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
+        with self._storage_errors("removing"):
+            if entry.is_operation:
+                self._remove_operation(f"{self._inbox}/{entry.label}", body)
             else:
-                self._discard(one.label)
+                self._discard(entry.label)
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
-        """Also what was being removed when somebody was cut off, and files half written that were there at the sweep before."""
+        """Also removes folders whose removal was cut off, and temporary files that were present at the sweep before."""
         kept: dict[str, int] = {}
-        with self._told("tidying up"):
+        with self._storage_errors("sweeping"):
             for name in self._names(self._inbox):
                 stale = name.endswith(STAGED) and 0 < leading_number(name) < started_before
                 if stale or name.endswith(GONE):
@@ -212,34 +215,33 @@ class FileInbox:
             for path in self._sweeps.overdue(kept):
                 self._remove(path)
 
-    # -- notes ---------------------------------------------------------------------------------------
+    # -- blobs ---------------------------------------------------------------------------------------
 
     def put_blob(self, incarnation: int, name: str, body: bytes) -> None:
-        with self._told("writing to"):
+        with self._storage_errors("writing to"):
             self._make(self._answers)
-            replace_file(self._files, self._answers, _owned(incarnation, name), body)
+            replace_file(self._files, self._answers, _file_name(incarnation, name), body)
 
     def blob(self, incarnation: int, name: str) -> bytes | None:
-        with self._told("reading"):
-            return read_file(self._files, f"{self._answers}/{_owned(incarnation, name)}")
+        with self._storage_errors("reading"):
+            return read_file(self._files, f"{self._answers}/{_file_name(incarnation, name)}")
 
     def blob_names(self, incarnation: int, prefix: str) -> list[str]:
-        start = _owned(incarnation, "")
-        with self._told("reading"):
+        start = _file_name(incarnation, "")
+        with self._storage_errors("reading"):
             names = [name.removeprefix(start) for name in self._names(self._answers) if name.startswith(start)]
         return [name for name in names if name.startswith(prefix) and not name.endswith(TEMPORARY)]
 
     def remove_blob(self, incarnation: int, name: str) -> None:
-        with self._told("writing to"):
-            self._remove(f"{self._answers}/{_owned(incarnation, name)}")
+        with self._storage_errors("writing to"):
+            self._remove(f"{self._answers}/{_file_name(incarnation, name)}")
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _begin(self, write: str) -> str:
+    def _begin(self, write: str) -> None:
         path = self._staged(write)
         self._files.make_directory(path)
         sync_parents(self._files, path)
-        return path
 
     def _staged(self, write: str) -> str:
         return f"{self._inbox}/{check_file_name(write)}{STAGED}"
@@ -248,27 +250,31 @@ class FileInbox:
         return self._files.list(folder) if self._files.exists(folder) else []
 
     def _make(self, folder: str) -> None:
-        """A folder that lasts as what is put into it does."""
+        """Create a folder, durably, if it does not exist."""
         if not self._files.exists(folder):
             self._files.make_directory(folder)
             sync_parents(self._files, folder)
 
-    def _remove_errand(self, path: str, body: bytes | None) -> None:
-        """It is put aside first: what is put in its place meanwhile is not removed with it."""
-        aside = path
+    def _remove_operation(self, path: str, body: bytes | None) -> None:
+        """Remove a remote operation if its bytes are `body` (None: in any case).
+
+        It is renamed before it is compared, so that an operation put under the same name meanwhile is not removed.
+        """
+        done = path
         if path.endswith(ERRAND):
-            aside = path.removesuffix(ERRAND) + DONE
-            if not self._files.exists(path):  # taken back
+            done = path.removesuffix(ERRAND) + DONE
+            try:
+                self._files.rename(path, done)
+            except FileNotFoundError:  # withdrawn
                 return
-            self._files.rename(path, aside)
-        if body is None or read_file(self._files, aside) == body:
-            self._remove(aside)
+        if body is None or read_file(self._files, done) == body:
+            self._remove(done)
 
     def _discard(self, name: str) -> None:
-        """Rename first: a folder that is half removed is none of those that anybody looks at."""
+        """Remove a folder of the inbox. It is renamed first, so that no process uses a partly removed folder."""
         gone = name if name.endswith(GONE) else f"{name}{GONE}"
         if gone != name:
-            if self._files.exists(f"{self._inbox}/{gone}"):  # of an earlier one of this name, whose removal was cut off
+            if self._files.exists(f"{self._inbox}/{gone}"):  # an earlier folder of this name, whose removal was cut off
                 self._discard(gone)
             self._files.rename(f"{self._inbox}/{name}", f"{self._inbox}/{gone}")
             self._files.sync_directory(self._inbox)
@@ -277,11 +283,11 @@ class FileInbox:
         self._files.remove_directory(f"{self._inbox}/{gone}")
 
     def _remove(self, path: str) -> None:
-        if self._files.exists(path):
+        with suppress(FileNotFoundError):  # another process may remove it at the same time
             self._files.remove(path)
 
     @contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _storage_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -292,11 +298,11 @@ class FileInbox:
 
 
 def published_write_path(incarnation: int, source: str, number: int) -> str:
-    """Where a drop lies."""
-    return f"{_owned(incarnation, published_write_name(source, number))}{DROP}"
+    """The name of a published write's folder in the inbox."""
+    return f"{_file_name(incarnation, published_write_name(source, number))}{DROP}"
 
 
-def _owned(incarnation: int, name: str) -> str:
+def _file_name(incarnation: int, name: str) -> str:
     return f"{incarnation:016x}-{check_file_name(name)}"
 
 
@@ -314,15 +320,15 @@ def _parse(file: str) -> InboxEntry | None:
 # -- staged parts --------------------------------------------------------------------------------------
 
 
-MAKE_AGAIN = 100
-"""How often the folder of a part is made again; it is gone as often as another writer fails at that very moment."""
+MAX_FOLDER_ATTEMPTS = 100
+"""How often a writer creates its part's folder again. A failing writer of the same write may remove it while empty."""
 
 
 class StagedWriter:
-    """One part on its way to the disk. Made with its first frame, unless `begin` is called: what has none is no file."""
+    """Writes one part. The file is created by `begin` or with the first frame; a part without frames has no file."""
 
-    def __init__(self, files: Files, path: str, incarnation: int, make_folder: Callable[[], object] | None = None) -> None:
-        """make_folder: makes the folder of the part, where it may be missing."""
+    def __init__(self, files: Files, path: str, incarnation: int, make_folder: Callable[[], None] | None = None) -> None:
+        """make_folder: creates the folder of the part; None if the folder must exist."""
         self.path = path
         self.name = path.rpartition("/")[2]
         self._make_folder = make_folder
@@ -330,13 +336,13 @@ class StagedWriter:
         self._incarnation = incarnation
         self._encoders: dict[int, FrameEncoder] = {}
         self._handle: int | None = None
-        self._kept: tuple[Draft, int] | None = None
+        self._unwritten: tuple[Draft, int] | None = None
         self._size = 0
         self._frames = 0
         self._items = 0
 
     def begin(self) -> None:
-        """Make the file now."""
+        """Create the file now."""
         if self._handle is None:
             try:
                 self._handle = self._make()
@@ -344,11 +350,14 @@ class StagedWriter:
                 raise storage_failed(error, "writing", self.path) from error
 
     def add(self, draft: Draft, partition: int = 0) -> int:
-        """Append a frame, and say where it begins. The one before it is written now that it is known not to be the last."""
+        """Append a frame and return its position.
+
+        Each frame is written when the next one is added or the part is finished: only then is its MORE_IN_GROUP known.
+        """
         if draft.type is not FrameType.DATA or draft.base_offset:
-            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; give one that Sheet.draft made")
+            raise InvalidRequest(f"a part takes DATA frames of base 0, not {draft._replace(parts=())}; use ArrowBatch.draft")
         self._write(MORE_IN_GROUP)
-        self._kept = draft, partition
+        self._unwritten = draft, partition
         return self._size
 
     def sidecar(self) -> BinaryIO:
@@ -358,7 +367,7 @@ class StagedWriter:
             raise storage_failed(error, "writing", self.path + SIDECAR) from error
 
     def finish(self) -> StagedPart:
-        """Write what is left, and sync the file and its name."""
+        """Write the last frame, and sync the file and its folder."""
         self._write(0)
         if self._handle is not None:
             try:
@@ -376,8 +385,8 @@ class StagedWriter:
             self._handle = None
 
     def discard(self) -> None:
-        """Remove the file, if it was begun, whatever is in it, and its sidecar."""
-        self._kept = None
+        """Remove the file and its sidecar, if they exist."""
+        self._unwritten = None
         try:
             self.close()
             for path in (self.path, self.path + SIDECAR):
@@ -387,7 +396,7 @@ class StagedWriter:
             raise storage_failed(error, "removing", self.path) from error
 
     def _make(self) -> int:
-        for _ in range(MAKE_AGAIN if self._make_folder is not None else 0):
+        for _ in range(MAX_FOLDER_ATTEMPTS if self._make_folder is not None else 0):
             try:
                 return self._files.open(self.path, "append")
             except FileNotFoundError:
@@ -396,9 +405,9 @@ class StagedWriter:
         return self._files.open(self.path, "append")
 
     def _write(self, more: int) -> None:
-        if self._kept is None:
+        if self._unwritten is None:
             return
-        draft, partition = self._kept
+        draft, partition = self._unwritten
         encoder = self._encoders.setdefault(partition, FrameEncoder(self._incarnation, partition, compression=False))
         vector: list[Buffer] = []
         size = encoder.encode(draft, self._frames + 1, more | (CONTINUES_GROUP if self._frames else 0), vector)
@@ -411,14 +420,14 @@ class StagedWriter:
         self._size += size
         self._frames += 1
         self._items += draft.count
-        self._kept = None
+        self._unwritten = None
 
     def __repr__(self) -> str:
         return f"StagedWriter({self.path!r}, {self._frames} frames, {self._items} items)"
 
 
 class StagedReader:
-    """A part that is read, frame by frame; CorruptLog for what is not as it was written. Close it."""
+    """Reads a part frame by frame; CorruptLog if its bytes are not as they were written. Close it after use."""
 
     def __init__(self, files: Files, path: str, incarnation: int) -> None:
         self._files = files
@@ -431,19 +440,20 @@ class StagedReader:
             raise storage_failed(error, "reading", path) from error
 
     def at(self, position: int, sequence: int) -> Frame:
-        """The frame that begins there, which is that one in the row."""
+        """The frame that begins at a position and is number `sequence` of the part."""
         return self.with_header(position, sequence)[1]
 
     def with_header(self, position: int, sequence: int) -> tuple[FrameHeader, Frame]:
+        """The frame as `at` returns it, and its header."""
         try:
-            return self._at(position, sequence)
+            return self._read(position, sequence)
         except OSError as error:
             raise storage_failed(error, "reading", self._path) from error
         except DamagedFrame as error:
             raise self._corrupt(str(error)) from error
 
     def all(self) -> Iterator[tuple[FrameHeader, Frame]]:
-        """Every frame, in order."""
+        """Every frame with its header; CorruptLog if anything follows the last frame."""
         position, sequence, more = 0, 1, True
         while more:
             header, frame = self.with_header(position, sequence)
@@ -456,27 +466,27 @@ class StagedReader:
     def close(self) -> None:
         self._files.close(self._handle)
 
-    def _at(self, position: int, sequence: int) -> tuple[FrameHeader, Frame]:
+    def _read(self, position: int, sequence: int) -> tuple[FrameHeader, Frame]:
         header = parse_header(self._files.pread(self._handle, HEADER_BYTES, position))
         _check(header, self._incarnation, sequence)
         size = frame_bytes(header.stored_bytes)
-        if position + size > self._size:  # also where a length is wrong: it is not asked for
+        if position + size > self._size:  # checked before the read, so that a wrong length is never read
             raise DamagedFrame("the file ends inside a frame")
         stored = self._files.pread(self._handle, size - HEADER_BYTES, position + HEADER_BYTES)
         body_bytes = header.stored_bytes + CHECKSUM_BYTES
         if any(stored[body_bytes:]):
-            raise DamagedFrame("there is something between two frames")
+            raise DamagedFrame("the padding after a frame is not zero")
         return header, unpack_body(header, stored[:body_bytes])
 
     def _corrupt(self, why: str) -> CorruptLog:
-        return CorruptLog(f"the staged part {self._path} is not whole ({why}); nothing of it can be taken: write it again")
+        return CorruptLog(f"the staged part {self._path} is damaged ({why}) and cannot be used; write it again")
 
     def __repr__(self) -> str:
         return f"StagedReader({self._path!r}, {self._size} bytes)"
 
 
 def read_part(files: Files, path: str, incarnation: int) -> Iterator[Frame]:
-    """The frames of a whole part, in order; CorruptLog as soon as it shows not to be one."""
+    """Yield the frames of a part; CorruptLog at the first frame that is not as it was written."""
     reader = StagedReader(files, path, incarnation)
     try:
         for _, frame in reader.all():
@@ -489,4 +499,4 @@ def _check(header: FrameHeader, incarnation: int, sequence: int) -> None:
     expected = (FrameType.DATA, incarnation, sequence, 0, CONTINUES_GROUP if sequence > 1 else 0)
     found = (header.type, header.incarnation, header.sequence, header.base, header.flags & ~MORE_IN_GROUP)
     if found != expected or not header.count:
-        raise DamagedFrame(f"frame {sequence} is not the one that should be there")
+        raise DamagedFrame(f"frame {sequence} has the header of another frame")

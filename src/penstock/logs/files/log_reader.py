@@ -1,9 +1,9 @@
-"""Reading items by offset or from a time on: the index finds the place, one pass over frames does the rest.
+"""Reads of items by offset or by time: the index gives a position, then a replay reads the frames from there.
 
-Owns: `LogReader`, what a log's owner and a lock-free reader have in common.
-It remembers where its last read was, so that reading on, or in the same frame again, needs no search.
-A segment may be dropped or rewritten while it is read. Bytes of an open file stay what they were; one that is gone when it is wanted is no
-error: the log is looked at anew, and read again from where it had come to.
+Owns: `LogReader`, which a log's owner and a lock-free reader share.
+It remembers the position of its last read, so that reading on, or reading the same frame again, needs no search.
+A segment may be dropped or rewritten while it is read. The bytes of an open file do not change. If a segment's file is
+gone when it is to be opened, the reader reloads the list of segments and continues where it was.
 """
 
 from bisect import bisect_right
@@ -19,124 +19,129 @@ from penstock.logs.log import ENDLESS, Frame, FrameType, Gap, LogRange, SegmentF
 from penstock.words.errors import StorageFailed
 
 T = TypeVar("T")
-LOOKS = 20
-"""How often the log is looked at anew before something is read: each time because a whole segment went in between."""
+MAX_RELOADS = 20
+"""How often the list of segments is reloaded before a read fails. Each time a segment was removed during the read."""
 
 
 class _Recent(NamedTuple):
-    """The frame read last: the items in it, its place, and the place behind it."""
+    """The frame read last: its item offsets [start, stop), its position, and the position after it."""
 
     start: int
     stop: int
     here: ReplayPosition
-    behind: ReplayPosition
+    after: ReplayPosition
 
 
 class LogReader:
-    """Reads a chain of segments by item offset, or from one end to the other."""
+    """Reads segments by item offset, by time, or from a frame to the end."""
 
-    def __init__(self, chain: SegmentFiles, look: Callable[[], None]) -> None:
-        """`look` learns anew which segments there are, when the file of one that should be there is not."""
-        self._chain = chain
-        self._look = look
+    def __init__(self, segments: SegmentFiles, reload: Callable[[], None]) -> None:
+        """reload: updates the list of segments; called when the file of a listed segment does not exist."""
+        self._segments = segments
+        self._reload = reload
         self._recent: _Recent | None = None
         self._end: ReplayPosition | None = None
 
     def forget_positions(self) -> None:
-        """Segments were cut, dropped or opened anew: places are no longer known."""
+        """Forget the remembered positions, because segments were cut, dropped or reloaded."""
         self._recent = self._end = None
 
     def remember_end(self, replay: Replay) -> None:
-        """A pass has come to the end: who reads on begins there."""
-        self._end = replay.place
+        """Remember where a replay ended, for the next `frames` from there."""
+        self._end = replay.resume_position
 
     def read(self, start: int, stop: int, sequence: int, offset: int, size_bytes: int = ENDLESS) -> list[Frame | Gap]:
-        """The DATA frames that overlap [start, stop) of a log that ends with that frame, before that item offset."""
+        """The DATA frames that overlap item offsets [start, stop), and the gaps among them.
+
+        sequence, offset: the last frame of the log and its next item offset; a Gap if it ends before (0: unknown).
+        """
         if offset:
-            stop = min(stop, offset)  # no item follows, however many records do
+            stop = min(stop, offset)  # only STATE frames can follow, which need not be read
         if start >= stop:
             return []
         return self._repeat(lambda: self._read(start, stop, ExpectedEnd(ENDLESS, sequence, offset), size_bytes))
 
     def frames(self, sequence: int, offset: int, after: int = 0) -> Iterator[Frame | Gap]:
-        """Everything behind frame `after`, oldest first, of a log that ends with that frame, before that item offset."""
-        oldest = self._chain.names[0]
-        done, reached, looks = after or oldest.first_sequence - 1, oldest.base_offset, LOOKS
-        while looks:
-            looks -= 1
-            oldest = self._chain.names[0]
+        """Every frame and gap after frame `after`, oldest first. sequence, offset: as in `read`."""
+        oldest = self._segments.names[0]
+        done, reached, attempts = after or oldest.first_sequence - 1, oldest.base_offset, MAX_RELOADS
+        while attempts:
+            attempts -= 1
+            oldest = self._segments.names[0]
             if oldest.first_sequence > done + 1:
-                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base_offset, self._chain.directory, DROPPED)
+                yield Gap(done + 1, oldest.first_sequence - 1, reached, oldest.base_offset, self._segments.directory, DROPPED)
                 done, reached = oldest.first_sequence - 1, oldest.base_offset
-            replay = Replay(self._chain, self._after(done), ExpectedEnd(ENDLESS, sequence, offset))
+            replay = Replay(self._segments, self._after(done), ExpectedEnd(ENDLESS, sequence, offset))
             try:
                 for item in replay:
                     found = item if isinstance(item, Gap) else item.frame
                     if found is not None and replay.sequence > done:
-                        done, reached, looks = replay.sequence, replay.offset, LOOKS
+                        done, reached, attempts = replay.sequence, replay.offset, MAX_RELOADS
                         if isinstance(found, Gap) or found.type is not FrameType.SKIP:
                             yield found
                 self.remember_end(replay)
                 return
             except FileNotFoundError:
                 self.forget_positions()
-                self._repeat(self._look)
+                self._repeat(self._reload)
             except OSError as error:
-                raise storage_failed(error, "reading", self._chain.directory) from error
-        raise StorageFailed(f"segments of {self._chain.directory} go faster than they can be read; read again")
+                raise storage_failed(error, "reading", self._segments.directory) from error
+        raise StorageFailed(f"segments of {self._segments.directory} are removed faster than they can be read; read again")
 
     def segments(self) -> list[SegmentFacts]:
-        return self._repeat(lambda: [self._chain.facts(name) for name in self._chain.names])
+        return self._repeat(lambda: [self._segments.facts(name) for name in self._segments.names])
 
     def newest(self) -> SegmentFacts:
-        return self._repeat(lambda: self._chain.facts(self._chain.names[-1]))
+        return self._repeat(lambda: self._segments.facts(self._segments.names[-1]))
 
-    def published(self, reached: Callable[[], tuple[int, int]]) -> LogRange:
-        """How far the log goes. `reached` tells its next item offset and the sequence of its last frame."""
-        return self._repeat(lambda: self._published(*reached()))
+    def readable_range(self, reached: Callable[[], tuple[int, int]]) -> LogRange:
+        """The readable range. `reached` returns the next item offset and the sequence of the last frame."""
+        return self._repeat(lambda: self._readable_range(*reached()))
 
     def size_bytes(self) -> int:
-        return self._repeat(lambda: sum(self._chain.segment(name).size for name in self._chain.names))
+        return self._repeat(lambda: sum(self._segments.segment(name).size for name in self._segments.names))
 
     def offset_at(self, wall: int, offset: int) -> int:
-        """The first item written at or after a time (see api.py), or `offset` when there is none."""
+        """The offset of the first item written at or after a time (see log.py); `offset` if there is none."""
         return self._repeat(lambda: self._offset_at(wall, offset))
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _published(self, end: int, sequence: int) -> LogRange:
-        names = self._chain.names
-        whole_from = next((name.first_sequence for name in names if not self._chain.rewritten(name)), 1)
-        return LogRange(names[0].base_offset if names else 0, end, sequence, whole_from, [name.first_sequence for name in names])
+    def _readable_range(self, end: int, sequence: int) -> LogRange:
+        names = self._segments.names
+        if not names:
+            return LogRange(0, end, sequence, 1, [])
+        intact_from = next((name.first_sequence for name in names if not self._segments.rewritten(name)), sequence + 1)
+        return LogRange(names[0].base_offset, end, sequence, intact_from, [name.first_sequence for name in names])
 
     def _repeat(self, attempt: Callable[[], T]) -> T:
-        """Do something to the log, again when a segment went away meanwhile."""
+        """Call `attempt`; reload the segments and call it again when the file of a segment is gone."""
         try:
-            for _ in range(LOOKS):
+            for _ in range(MAX_RELOADS):
                 try:
                     return attempt()
                 except FileNotFoundError:
                     self.forget_positions()
-                    self._look()
+                    self._reload()
             return attempt()
         except OSError as error:
-            raise storage_failed(error, "reading", self._chain.directory) from error
+            raise storage_failed(error, "reading", self._segments.directory) from error
 
-    def _read(self, start: int, stop: int, promise: ExpectedEnd, size_bytes: int) -> list[Frame | Gap]:
+    def _read(self, start: int, stop: int, expected: ExpectedEnd, size_bytes: int) -> list[Frame | Gap]:
         found: list[Frame | Gap] = []
-        oldest = self._chain.names[0]
+        oldest = self._segments.names[0]
         if start < oldest.base_offset:
-            found.append(dropped_gap(oldest.first_sequence, oldest.base_offset, self._chain.directory))
+            found.append(dropped_gap(oldest.first_sequence, oldest.base_offset, self._segments.directory))
             if stop <= oldest.base_offset:
                 return found
-        replay = Replay(self._chain, self._place(start), promise)
+        replay = Replay(self._segments, self._position_of(start), expected)
         for item in replay:
             if isinstance(item, Gap):
                 if item.start < stop and start < item.stop:
                     found.append(item)
             elif item.frame is not None:
                 before = len(found)
-                if self._take(item, item.frame, start, stop, replay, found):
+                if self._add_frame(item, item.frame, start, stop, replay, found):
                     break
                 if len(found) > before:
                     size_bytes -= len(item.frame.body)
@@ -144,8 +149,8 @@ class LogReader:
                         break
         return found
 
-    def _take(self, piece: Piece, frame: Frame, start: int, stop: int, replay: Replay, found: list[Frame | Gap]) -> bool:
-        """Keep a frame of the range; say whether the range ends here."""
+    def _add_frame(self, piece: Piece, frame: Frame, start: int, stop: int, replay: Replay, found: list[Frame | Gap]) -> bool:
+        """Add a frame to `found` if it is in the range; returns whether the range ends with it."""
         if frame.base_offset >= stop:
             return True
         if frame.type is not FrameType.DATA:
@@ -159,71 +164,75 @@ class LogReader:
             )
         return frame_stop >= stop
 
-    def _place(self, offset: int) -> ReplayPosition:
+    def _position_of(self, offset: int) -> ReplayPosition:
         recent = self._recent
         if recent is not None and recent.start <= offset <= recent.stop:
-            return recent.behind if offset == recent.stop else recent.here
+            return recent.after if offset == recent.stop else recent.here
         return self._search(offset)
 
     def _search(self, offset: int) -> ReplayPosition:
-        number = max(0, bisect_right(self._chain.names, (offset, ENDLESS)) - 1)
-        name = self._chain.names[number]
-        if name.base_offset == offset and self._chain.segment(name).index is None:  # to learn what is in it would be to read it through
-            return segment_start(self._chain, number)
+        number = max(0, bisect_right(self._segments.names, (offset, ENDLESS)) - 1)
+        name = self._segments.names[number]
+        if name.base_offset == offset and self._segments.segment(name).index is None:
+            # building the index would read the whole segment
+            return segment_start(self._segments, number)
         found = self._entry(number, offset)
         if found is None:
-            self._chain.rebuild(self._chain.segment(self._chain.names[number]), SparseIndex())
+            self._segments.rebuild(self._segments.segment(self._segments.names[number]), SparseIndex())
             found = self._entry(number, offset)
-        return found or segment_start(self._chain, number)
+        return found or segment_start(self._segments, number)
 
     def _entry(self, number: int, offset: int) -> ReplayPosition | None:
-        """The place that the index gives, or None when the index is wrong."""
-        segment = self._chain.segment(self._chain.names[number])
-        base, position = self._chain.index(segment).floor(offset)
+        """The position that the index gives; None if the index is wrong."""
+        segment = self._segments.segment(self._segments.names[number])
+        base, position = self._segments.index(segment).floor(offset)
         recent = self._recent
-        if recent is not None and recent.behind.number == number and recent.stop <= offset and position < recent.behind.position:
-            return recent.behind
+        if recent is not None and recent.after.number == number and recent.stop <= offset and position < recent.after.position:
+            return recent.after
         if base < 0:
-            return segment_start(self._chain, number)
-        header = header_at(segment, position, self._chain.log_id)
+            return segment_start(self._segments, number)
+        header = header_at(segment, position, self._segments.log_id)
         if header is None or header.type != FrameType.DATA or header.base != base:
             return None
         return ReplayPosition(number, position, header.sequence - 1, base)
 
     def _after(self, sequence: int) -> ReplayPosition:
-        """The place behind that frame, if it is known; else the front of the segment in which the next one lies."""
+        """The position after a frame if it is remembered; else the start of the segment that holds the next frame."""
         if self._end is not None and self._end.sequence == sequence:
             return self._end
-        numbers = range(len(self._chain.names) - 1, 0, -1)
+        numbers = range(len(self._segments.names) - 1, 0, -1)
         return segment_start(
-            self._chain, next((number for number in numbers if self._chain.names[number].first_sequence <= sequence + 1), 0)
+            self._segments, next((number for number in numbers if self._segments.names[number].first_sequence <= sequence + 1), 0)
         )
 
     def _offset_at(self, wall: int, offset: int) -> int:
-        for name in self._chain.names:
-            if self._chain.facts(name).last_wall >= wall:
+        for name in self._segments.names:
+            if self._segments.facts(name).last_wall >= wall:
                 found = self._first_since(name, wall)
                 if found is not None:
                     return found
         return offset
 
     def _first_since(self, name: SegmentName, wall: int) -> int | None:
-        """The first item of a segment written at or after a time: in the index step before the first such entry, or that entry's."""
-        segment = self._chain.segment(name)
-        index = self._chain.index(segment)
-        if any(not self._sound(name, index, entry) for entry in index.around(wall)):
+        """The offset of a segment's first item written at or after a time; None if there is none.
+
+        The item is between the last index entry before that time and the first entry at or after it.
+        """
+        segment = self._segments.segment(name)
+        index = self._segments.index(segment)
+        if any(not self._entry_matches(name, index, entry) for entry in index.around(wall)):
             index = SparseIndex()
-            self._chain.rebuild(segment, index)
-        places = index.around(wall)
-        start = index.positions[places[0]] if places else segment.size
-        for piece in self._chain.pieces(name, start):
+            self._segments.rebuild(segment, index)
+        entries = index.around(wall)
+        start = index.positions[entries[0]] if entries else segment.size
+        for piece in self._segments.pieces(name, start):
             frame = piece.frame
             if frame is not None and frame.type is FrameType.DATA and frame.wall >= wall:
                 return frame.base_offset
         return None
 
-    def _sound(self, name: SegmentName, index: SparseIndex, entry: int) -> bool:
-        """Whether an index entry speaks of a frame that is there."""
-        header = header_at(self._chain.segment(name), index.positions[entry], self._chain.log_id)
-        told = (FrameType.DATA, index.offsets[entry], index.walls[entry])
-        return header is not None and (header.type, header.base, header.wall) == told
+    def _entry_matches(self, name: SegmentName, index: SparseIndex, entry: int) -> bool:
+        """Whether there is a frame as the index entry says."""
+        header = header_at(self._segments.segment(name), index.positions[entry], self._segments.log_id)
+        expected = (FrameType.DATA, index.offsets[entry], index.walls[entry])
+        return header is not None and (header.type, header.base, header.wall) == expected

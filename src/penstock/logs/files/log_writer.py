@@ -1,12 +1,14 @@
-"""The writing end of a file log: the newest segment, what it holds, and how much of it is promised.
+"""The writer of a file log: appends to the newest segment, syncs it, and publishes how much of it is durable.
 
-Owns: `LogWriter`. It appends, syncs, publishes, begins segments, cuts; it keeps count and raises OSError as the system does.
-What a failure means, and what may be asked when, is `FileLog`'s.
+Owns: `LogWriter`. It raises OSError as the system does; `FileLog` decides which calls are allowed and what a failure
+means.
 Invariants
-- counts (sequence, offset, size) move only after the bytes are written;
-- the synced position is published after the sync it speaks of, and taken back, durably, before bytes it speaks of are cut;
-- bytes are blanked, durably, before they are cut: a cut that a power cut undoes brings no frame back;
-- after a failed sync (`sync_failed`) the file's cached pages are not trusted: what is kept of them is written anew, then a new segment begun.
+- sequence, offset and size change only after the bytes are written;
+- the synced position is published after the sync that it describes; before bytes are cut, a position that ends before
+  them is published and synced;
+- bytes are overwritten with zeros, durably, before they are cut: if a power cut undoes the cut, no frame comes back;
+- after a failed sync (`sync_failed`) the page cache is not trusted: bytes that are kept are written again, and a new
+  segment begins.
 """
 
 from collections.abc import Sequence
@@ -22,41 +24,41 @@ from penstock.logs.frame import AFTER_SYNC, CONTINUES_GROUP, MORE_IN_GROUP, Fram
 from penstock.logs.log import Buffer, Draft, Durability, FrameType
 
 MAX_LAG_BYTES = 16 * 1024
-"""How far the published position may lag behind in the modes that promise less than fsync; `publish` brings it up."""
+"""How far the published position may lag in the modes other than fsync. `publish` writes the current one."""
 NOTHING_PUBLISHED = SyncedPosition(SegmentName(-1, 0), 0, 0, 0, "os")
-_DATA = FrameType.DATA  # looked up at every append
+_DATA = FrameType.DATA  # a module constant, because every append reads it
 
 
 class LogWriter:
-    """Where a log grows. Use `begin` before anything else, again after each `go_back`."""
+    """Appends to a log. Call `resume` before anything else, and again after each `truncate_to_synced`."""
 
     segment: Segment
     index: SparseIndex
-    """Of that segment."""
+    """The index of `segment`."""
 
-    def __init__(self, files: Files, chain: SegmentFiles, encoder: FrameEncoder) -> None:
+    def __init__(self, files: Files, segments: SegmentFiles, encoder: FrameEncoder) -> None:
         self.sequence = 0
-        """Of the last frame."""
+        """The sequence of the last frame."""
         self.offset = 0
         """The next item offset."""
         self.synced: SyncedPosition | None = None
-        """What was published last."""
+        """How far the log is durable, as its durability mode defines it."""
         self.sync_failed = False
-        """A sync failed, and no new segment was begun since."""
+        """Whether a sync failed and no new segment was begun since."""
         self._files = files
-        self._chain = chain
+        self._segments = segments
         self._encoder = encoder
-        self._synced_file = SyncedFile(files, chain.directory)
-        self._last = 0  # where the last frame starts
-        self._told = NOTHING_PUBLISHED  # what the file says
-        self._solid = 0  # bytes of the segment that a real sync covers
+        self._synced_file = SyncedFile(files, segments.directory)
+        self._last = 0  # the position of the last frame
+        self._published = NOTHING_PUBLISHED  # the content of the file `synced`
+        self._fsynced_bytes = 0  # how many bytes of the segment are covered by an fsync
 
     @property
     def unsynced(self) -> bool:
         return self.synced is None or self.sequence > self.synced.sequence
 
     def append(self, drafts: Sequence[Draft]) -> int:
-        """Write frames as one group, and say how many bytes they took."""
+        """Write frames as one group; returns their size in bytes."""
         segment, sequence, encode = self.segment, self.sequence, self._encoder.encode
         end, left = segment.size, len(drafts)
         flags = 0 if self.unsynced else AFTER_SYNC
@@ -74,45 +76,48 @@ class LogWriter:
         return size
 
     def sync(self, durability: Durability) -> None:
-        """Keep and publish what was appended, as the mode promises."""
+        """Make every appended frame durable, as the mode defines it, and publish the new position."""
         if durability == "fsync":
             self._sync(self.segment)
-            self._solid = self.segment.size
+            self._fsynced_bytes = self.segment.size
         self._publish(durability)
 
     def flush(self) -> None:
-        """Really sync what is not."""
+        """Fsync and publish every appended frame, unless that is done."""
         lacking = self.synced is None or self.synced.durability != "fsync"
-        if lacking or self.unsynced or self._solid < self.segment.size:
+        if lacking or self.unsynced or self._fsynced_bytes < self.segment.size:
             self.sync("fsync")
 
     def begin_segment(self, base: Draft) -> None:
-        """The new segment is whole and synced under its final name before anything is said of it."""
-        self._chain.store_index(self.segment)
+        """Begin a new segment with a Base. Its file and name are synced before its position is published."""
+        self._segments.store_index(self.segment)
         sequence = self.sequence + 1
         vector: list[Buffer] = []
         size = self._encoder.encode(base, sequence, AFTER_SYNC, vector)
-        segment = self._chain.create(SegmentName(base.base_offset, sequence))
+        segment = self._segments.create(SegmentName(base.base_offset, sequence))
         write_all(self._files, segment.handle, vector, size)
         self._sync(segment)
-        self._files.sync_directory(self._chain.directory)
-        self._take(segment)
+        self._files.sync_directory(self._segments.directory)
+        self._use_segment(segment)
         self._count([base], [0], size)
-        self._solid = size
+        self._fsynced_bytes = size
         self._publish("fsync")
         self.sync_failed = False
 
     def write_checkpoint(self, base: Draft) -> None:
-        """Store a copy of the state after everything appended, which must be synced."""
+        """Store a copy of the state after the last frame, which must be synced."""
         segment = self.segment
-        data = pack_checkpoint(segment.name, self._last, segment.size, self.sequence, base, self._chain.log_id)
-        self._chain.store_index(segment)
-        replace_file(self._files, self._chain.directory, CHECKPOINT, data)
+        data = pack_checkpoint(segment.name, self._last, segment.size, self.sequence, base, self._segments.log_id)
+        self._segments.store_index(segment)
+        replace_file(self._files, self._segments.directory, CHECKPOINT, data)
 
     def write_summary(self, body: bytes) -> None:
-        """Store what the owner says of everything appended, which must be synced. Not synced itself: it is checked when it is read."""
+        """Store the owner's summary of the log, which must be synced.
+
+        The summary is not synced: its reader checks that it is whole and matches the log.
+        """
         self.publish()
-        path = f"{self._chain.directory}/{SUMMARY}"
+        path = f"{self._segments.directory}/{SUMMARY}"
         if self.synced is None:
             return
         handle = self._files.open(path + TEMPORARY, "update")
@@ -124,90 +129,97 @@ class LogWriter:
         self._files.rename(path + TEMPORARY, path)
 
     def remove_checkpoint(self) -> None:
-        self._files.remove(f"{self._chain.directory}/{CHECKPOINT}")
-        self._files.sync_directory(self._chain.directory)
+        self._files.remove(f"{self._segments.directory}/{CHECKPOINT}")
+        self._files.sync_directory(self._segments.directory)
 
     # -- opening -------------------------------------------------------------------------------------
 
     def load_synced(self) -> SyncedPosition | None:
-        """What the file says, which is taken as published from now on."""
+        """Read the published position from its file and use it as the synced position."""
         self.synced = self._synced_file.read()
-        self._told = self.synced or NOTHING_PUBLISHED
+        self._published = self.synced or NOTHING_PUBLISHED
         return self.synced
 
     def publish_as_fsynced(self) -> SyncedPosition | None:
-        """Publish the same position as one that must be there, durably: its segment is missing, and what a crash during the opening leaves
-        must not look like an ordinary loss of what was not synced."""
+        """Publish the same position with durability "fsync", durably.
+
+        Called when the segment of the position is missing. Otherwise, if the opening crashed, the next one could take
+        the missing frames for frames that were never synced.
+        """
         if self.synced is not None and self.synced.durability != "fsync":
             self.synced = msgspec.structs.replace(self.synced, durability="fsync")
-            self._tell(self.synced)
+            self._write_synced(self.synced)
             self._synced_file.sync()
         return self.synced
 
     def create_first_segment(self) -> None:
-        """Make the first segment of a new log."""
-        self._files.make_directory(self._chain.directory)
-        self._chain.create(FIRST)
-        self._files.sync_directory(self._chain.directory)
+        """Create the first segment of a new log, durably."""
+        self._files.make_directory(self._segments.directory)
+        self._segments.create(FIRST)
+        self._files.sync_directory(self._segments.directory)
 
     def resume(self, replay: Replay) -> None:
-        """Take up the end that a replay reached."""
+        """Continue at the end that a replay reached."""
         self.sequence, self.offset, self._last = replay.sequence, replay.offset, replay.last
-        self._take(self._chain.segment(self._chain.names[-1]))
+        self._use_segment(self._segments.segment(self._segments.names[-1]))
 
     def cut(self, end: int) -> None:
-        """Drop the segment's bytes from there on.
+        """Cut the segment's bytes from `end` on.
 
-        They are blanked first. When the process ends before the cut is synced, the next one finds a log that ends here and has no reason
-        to sync it; a power cut may then undo the cut, and must not bring back frames that were given up.
+        They are overwritten with zeros first. If the process ends before the cut is synced, the next process finds a
+        log that ends at `end` and has no reason to sync it. A power cut may then undo the cut, and must not bring back
+        the frames that were cut.
         """
         segment = self.segment
-        self._chain.remove_index(segment.name)
+        self._segments.remove_index(segment.name)
         overwrite_with_zeros(self._files, segment.path, end, segment.size)
         self._sync(segment)
         self._files.truncate(segment.handle, end)
         self._sync(segment)
         segment.size = end
-        segment.read_ahead = ReadAhead(self._files, segment.handle)  # the old one may hold what was cut
+        segment.read_ahead = ReadAhead(self._files, segment.handle)  # the old one may hold bytes that were cut
 
-    def confirm_end(self, solid: int, durability: Durability) -> None:
-        """Make sure of bytes that were read back: below `solid` a sync is known to cover them. Then publish them."""
+    def confirm_end(self, fsynced_bytes: int, durability: Durability) -> None:
+        """Make the bytes that recovery has read durable, then publish them. Those below `fsynced_bytes` are durable."""
         segment = self.segment
-        self._solid = min(self._solid if self.sync_failed else solid, segment.size)
-        if self._solid < segment.size and (self.sync_failed or durability == "fsync"):
-            write_again(self._files, segment.path, self._solid, segment.size)
-            self._solid = segment.size
-        self.index = self._chain.index(segment)
-        if self.synced is not None and self.synced.segment != segment.name:  # whoever made the file may have died before its name was kept
-            self._files.sync_directory(self._chain.directory)
+        self._fsynced_bytes = min(self._fsynced_bytes if self.sync_failed else fsynced_bytes, segment.size)
+        if self._fsynced_bytes < segment.size and (self.sync_failed or durability == "fsync"):
+            write_again(self._files, segment.path, self._fsynced_bytes, segment.size)
+            self._fsynced_bytes = segment.size
+        self.index = self._segments.index(segment)
+        if self.synced is not None and self.synced.segment != segment.name:  # its name may not be synced
+            self._files.sync_directory(self._segments.directory)
         self._republish(durability)
 
     def _republish(self, durability: Durability) -> None:
-        """Publish unless the same, or a firmer promise of the same, is published already."""
+        """Publish the end of the log, unless it is published with the same durability or with "fsync"."""
         segment = self.segment
         here = (segment.name, segment.size, self.sequence, self.offset)
-        if self.synced is None or not self.synced.sequence:  # before the first promise: an opening that failed may have done half of this
+        if self.synced is None or not self.synced.sequence:  # nothing published, or an earlier opening failed here
             self._publish(durability)
-            self._synced_file.sync()  # once, so that a power cut can leave it behind the log but not empty
-            self._files.sync_directory(self._chain.directory)
+            self._synced_file.sync()  # once: after this a power cut may leave an older position, but no empty file
+            self._files.sync_directory(self._segments.directory)
         elif self.synced not in (SyncedPosition(*here, durability), SyncedPosition(*here, "fsync")):
             self._publish(durability)
 
     def truncate_to_synced(self) -> None:
-        """Drop everything after the synced position. It is published again first: no promise may outlive the bytes it speaks of."""
+        """Cut everything after the synced position.
+
+        The position is published and synced first: a published position must not include bytes that are cut.
+        """
         synced = self.synced
         if synced is None:
             return
-        if self.segment.name != synced.segment or self._solid > synced.position:
-            self._solid = synced.position
+        if self.segment.name != synced.segment or self._fsynced_bytes > synced.position:
+            self._fsynced_bytes = synced.position
         self.close()
-        self._chain.load()
-        self._tell(synced)
+        self._segments.load()
+        self._write_synced(synced)
         self._synced_file.sync()
-        while self._chain.names and self._chain.names[-1] > synced.segment:
-            self._chain.drop_newest()
-        if self._chain.names and self._chain.names[-1] == synced.segment:
-            self.segment = self._chain.open_newest()
+        while self._segments.names and self._segments.names[-1] > synced.segment:
+            self._segments.remove_newest()
+        if self._segments.names and self._segments.names[-1] == synced.segment:
+            self.segment = self._segments.open_newest()
             if self.segment.size > synced.position:
                 self.cut(synced.position)
 
@@ -216,14 +228,14 @@ class LogWriter:
 
     # -- steps ---------------------------------------------------------------------------------------
 
-    def _take(self, segment: Segment) -> None:
+    def _use_segment(self, segment: Segment) -> None:
         self.segment = segment
         self.index = segment.index or SparseIndex()
 
     def _count(self, drafts: Sequence[Draft], starts: list[int], end: int) -> None:
-        """Take up frames that were written."""
+        """Update sequence, offset, size and index after frames were written."""
         index = self.index
-        for draft, start in zip(drafts, starts):  # noqa: B905 - of one length, and checking costs on this path
+        for draft, start in zip(drafts, starts):  # noqa: B905 - same length, and the check would cost on this hot path
             kind, base, count, _, _, wall, _ = draft
             if kind is _DATA:
                 self.offset = base + count
@@ -244,17 +256,20 @@ class LogWriter:
             raise
 
     def publish(self) -> None:
-        """Bring the file up to what is promised."""
-        if self.synced is not None and self.synced != self._told:
-            self._tell(self.synced)
+        """Write the synced position to its file, if the file has an older one."""
+        if self.synced is not None and self.synced != self._published:
+            self._write_synced(self.synced)
 
     def _publish(self, durability: Durability) -> None:
-        """Promise what was appended. Writing the file costs as much as a small append, so where the promise is a lesser one it may lag."""
-        synced, told = SyncedPosition(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._told
-        if durability == "fsync" or told.segment != synced.segment or synced.position - told.position >= MAX_LAG_BYTES:
-            self._tell(synced)
+        """Set the synced position to the end of the log, and write its file if needed.
+
+        Writing the file costs as much as a small append, so in the modes other than fsync the file may lag.
+        """
+        synced, published = SyncedPosition(self.segment.name, self.segment.size, self.sequence, self.offset, durability), self._published
+        if durability == "fsync" or published.segment != synced.segment or synced.position - published.position >= MAX_LAG_BYTES:
+            self._write_synced(synced)
         self.synced = synced
 
-    def _tell(self, synced: SyncedPosition) -> None:
+    def _write_synced(self, synced: SyncedPosition) -> None:
         self._synced_file.publish(synced)
-        self._told = synced
+        self._published = synced

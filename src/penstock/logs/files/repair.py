@@ -1,14 +1,17 @@
-"""Mending a damaged log: every whole frame is kept, nothing is guessed, and what is lost is said for good.
+"""Repair of a damaged log: whole frames are kept, and what is lost is recorded in the log.
 
-Owns: `repair` and its report. Each damaged segment is written anew with a GAP frame in the place of what is lost, so that a later opening
-finds no damage but knows what is missing; the damaged file is kept beside it. Side files that are wrong are removed or set right.
-What is torn rather than damaged is left to the next opening, which cuts it. A log that cannot be read through (another partition's frames,
-a newer format, a failing disk) is left as it is; one without a Base to replay from is mended, and does not open all the same.
-Segments that are missing at the front get one in their place that holds nothing but a GAP frame. Which they are only the caller can say,
-who knows what was dropped on purpose.
-Steps: the report; side files; what is missing at the front; segment by segment, oldest first, a copy, the new file whole and synced, its
-name; the synced position.
-Killed anywhere, the log can be opened, or the repair run again: it does what is left to do. Readers at work meanwhile may see passing gaps.
+Owns: `repair` and `RepairReport`.
+- Each damaged segment is written again with a GAP frame in place of what is lost, so that a later opening finds no
+  damage but knows what is missing. The damaged file is kept beside it. Wrong side files are removed or corrected.
+- Segments that are missing before the oldest one are replaced by one that holds only a GAP frame. The caller must say
+  what is missing (`LostPrefix`), because only the state tells what was dropped on purpose.
+- Torn bytes are not damage: the next opening cuts them.
+- A log that cannot be read to its end (frames of another partition, a newer format, a failing disk) is not changed.
+- A log without a readable Base is repaired, but still does not open.
+Steps: the report; side files; the GAP segment before the oldest one; for each damaged segment, oldest first, a copy,
+the new file, synced, then its rename; the synced position.
+After a crash at any step the log can be opened, or the repair run again, which does the remaining steps. Lock-free
+readers may see temporary gaps during a repair.
 """
 
 import contextlib
@@ -36,25 +39,25 @@ REPORT = "repair-{}.json"
 
 
 class RepairReport(msgspec.Struct, kw_only=True):
-    """What a repair did."""
+    """The result of a repair."""
 
     directory: str
     incarnation: int
     partition: int
     path: str = ""
-    """The file that says the same; none when there was nothing to do."""
+    """The report's file in the log's directory; "" if there was nothing to do."""
     gaps: list[Gap] = msgspec.field(default_factory=list)
-    """What was lost, and is now marked as lost."""
+    """What is lost and was recorded as lost."""
     segments: list[str] = msgspec.field(default_factory=list)
-    """Those written anew."""
+    """The damaged segments, which were written again."""
     copies: list[str] = msgspec.field(default_factory=list)
-    """Where the damaged ones are kept."""
+    """The copies of the damaged segments."""
     side_files: list[str] = msgspec.field(default_factory=list)
-    """Those that were wrong."""
+    """The side files that were wrong."""
     opens: bool = False
     """Whether the log opens now."""
     errors: list[str] = msgspec.field(default_factory=list)
-    """Why it does not."""
+    """Why it does not open."""
 
     @property
     def changed(self) -> bool:
@@ -71,9 +74,10 @@ def repair(
     clock: Clock | None = None,
     lost_front: LostPrefix = lambda log, first: (),
 ) -> RepairReport:
-    """Mend the log of a partition, which lies in that directory and is not open. With `discard` damaged files are not kept.
+    """Repair the log of a partition in a directory; BrokerLocked if its broker is open.
 
-    lost_front: asked when the log opens. Where its state cannot be read it tells nothing, and the rest is mended all the same.
+    discard: do not keep the damaged files.
+    lost_front: called if the log opens; if it raises a PenstockError, only the missing front is not repaired.
     """
     clock = clock or SystemClock()
     try:
@@ -87,7 +91,7 @@ def repair(
 
 
 def _root(directory: str) -> str:
-    """The storage root that a log's directory lies in."""
+    """The storage root of a log's directory."""
     logs = os.path.dirname(os.path.dirname(directory.rstrip("/")))
     if os.path.basename(logs) != LOGS:
         raise InvalidRequest(f"{directory} is not the directory of a log; give <root>/{LOGS}/<incarnation>/<partition>")
@@ -95,67 +99,67 @@ def _root(directory: str) -> str:
 
 
 class _Repair:
-    """One repair of one log, whose lock is held."""
+    """One repair of one log, under the lock of its root."""
 
-    def __init__(self, files: Files, directory: str, owner: LogId, discard: bool, lost_front: LostPrefix) -> None:
-        self._lost_front = lost_front
+    def __init__(self, files: Files, directory: str, log_id: LogId, discard: bool, lost_front: LostPrefix) -> None:
+        self._find_lost_prefix = lost_front
         self._files = files
         self._directory = directory
-        self._owner = owner
+        self._log_id = log_id
         self._discard = discard
 
     def run(self, clock: Clock) -> RepairReport:
-        look = self._look()
-        if not look.chain.names and look.report.gaps:  # no segment is left: make one to say so in
-            if look.synced is not None:
-                self._publish(look.synced)  # as a promise that holds, whatever mode it was made in: it is all that tells what is lost
-            look.chain.create(FIRST)
-            look.chain.close()
+        inspection = self._inspect()
+        if not inspection.segments.names and inspection.report.gaps:  # no segment is left: create one for the GAP frame
+            if inspection.synced is not None:
+                self._publish(inspection.synced)  # with durability fsync: only this position tells what is lost
+            inspection.segments.create(FIRST)
+            inspection.segments.close()
             self._files.sync_directory(self._directory)
-            look = self._look()
-        front = self._front(look)
-        report = self._plan(look, front)
+            inspection = self._inspect()
+        prefix = self._lost_prefix(inspection)
+        report = self._plan(inspection, prefix)
         if report.gaps or report.side_files:
             report.path = self._write_report(report, clock)
-            self._work(look, report, front)
-            look = self._look()
-        report.opens, report.errors = look.report.opens, look.report.errors
+            self._apply(inspection, report, prefix)
+            inspection = self._inspect()
+        report.opens, report.errors = inspection.report.opens, inspection.report.errors
         return report
 
-    def _look(self) -> LogInspection:
-        """See what there is. A log that cannot be read through is not touched."""
-        look = LogInspection.run(self._files, self._directory, self._owner)
-        if look.stopped is not None:
-            raise look.stopped
-        return look
+    def _inspect(self) -> LogInspection:
+        """Inspect the log; raises if it cannot be read to its end."""
+        inspection = LogInspection.run(self._files, self._directory, self._log_id)
+        if inspection.stopped is not None:
+            raise inspection.stopped
+        return inspection
 
-    # -- what is to be done --------------------------------------------------------------------------
+    # -- planning ------------------------------------------------------------------------------------
 
-    def _front(self, look: LogInspection) -> Gap | None:
-        """What is missing before the oldest segment, as one gap up to it."""
-        oldest = look.chain.names[0] if look.chain.names else FIRST
-        found = self._missing(oldest.base_offset) if look.report.opens and oldest.base_offset else []
+    def _lost_prefix(self, inspection: LogInspection) -> Gap | None:
+        """What is lost before the oldest segment, as one Gap that ends there; None if nothing is."""
+        oldest = inspection.segments.names[0] if inspection.segments.names else FIRST
+        found = self._missing(oldest.base_offset) if inspection.report.opens and oldest.base_offset else []
         return Gap(1, oldest.first_sequence - 1, found[0].start, oldest.base_offset, found[0].where, found[0].why) if found else None
 
     def _missing(self, first_offset: int) -> list[Gap]:
-        with contextlib.suppress(PenstockError), contextlib.closing(PublishedLog(self._files, self._directory, *self._owner)) as log:
-            return [gap for gap in self._lost_front(log, first_offset) if not gap.repaired]
+        with contextlib.suppress(PenstockError), contextlib.closing(PublishedLog(self._files, self._directory, *self._log_id)) as log:
+            return [gap for gap in self._find_lost_prefix(log, first_offset) if not gap.repaired]
         return []
 
-    def _plan(self, look: LogInspection, front: Gap | None) -> RepairReport:
-        paths = [look.chain.path(name) + LOG for name in look.damaged]
+    def _plan(self, inspection: LogInspection, prefix: Gap | None) -> RepairReport:
+        paths = [inspection.segments.path(name) + LOG for name in inspection.damaged]
         return RepairReport(
             directory=self._directory,
-            incarnation=self._owner.incarnation,
-            partition=self._owner.partition,
-            gaps=[*([front] if front else []), *look.report.damage],
-            segments=[str(name) for name in look.damaged],
+            incarnation=self._log_id.incarnation,
+            partition=self._log_id.partition,
+            gaps=[*([prefix] if prefix else []), *inspection.report.damage],
+            segments=[str(name) for name in inspection.damaged],
             copies=[] if self._discard else [self._copy_path(path) for path in paths],
-            side_files=[str(found) for found in look.side_files if found.there],
+            side_files=[str(found) for found in inspection.side_files if found.exists],
         )
 
     def _copy_path(self, path: str) -> str:
-        """Where to keep a damaged file: beside it, under a name that is free or holds the same bytes already."""
+        """The path of a damaged file's copy: a free name beside it, or that of a file with the same bytes."""
         number, target = 1, path + DAMAGED
         while self._files.exists(target) and not same_bytes(self._files, path, target):
             number += 1
@@ -165,66 +169,54 @@ class _Repair:
     def _write_report(self, report: RepairReport, clock: Clock) -> str:
         taken = self._files.list(self._directory)
         name = next(name for name in map(REPORT.format, count(1)) if name not in taken)
-        plain = {"at": clock.read().wall, **msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
+        fields = {"at": clock.read().wall, **msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
         for not_known_yet in ("path", "opens", "errors"):
-            del plain[not_known_yet]
-        replace_file(self._files, self._directory, name, json.dumps(plain, indent=1).encode() + b"\n")
+            del fields[not_known_yet]
+        replace_file(self._files, self._directory, name, json.dumps(fields, indent=1).encode() + b"\n")
         return f"{self._directory}/{name}"
 
-    # -- doing it ------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------
 
-    def _work(self, look: LogInspection, report: RepairReport, missing: Gap | None) -> None:
-        """Side files first: none that did not fit the damaged log may come to fit the mended one."""
-        published = look.synced
+    def _apply(self, inspection: LogInspection, report: RepairReport, missing: Gap | None) -> None:
+        """Carry out the plan. Side files go first: one that does not match the log might match the repaired log."""
+        published = inspection.synced
+        wrong = [found.name for found in inspection.side_files if found.exists and (found.name != SYNCED or published is None)]
         try:
-            self._remove([found.name for found in look.side_files if found.there and (found.name != SYNCED or published is None)])
+            for file in wrong:
+                self._files.remove(f"{self._directory}/{file}")
+            if wrong:
+                self._files.sync_directory(self._directory)
             if missing is not None:
-                self._stand_in(look, missing)
-            for number, name in enumerate(look.damaged):
-                ended = self._mend(look, name, "" if self._discard else report.copies[number])
-                published = ended if name == look.chain.names[-1] else published
-            if published is not None and published.segment >= look.chain.names[-1]:
-                self._publish(true_position(look.chain, published))
+                self._write_prefix_gap(inspection, missing)
+            for number, name in enumerate(inspection.damaged):
+                ended = self._repair_segment(inspection, name, "" if self._discard else report.copies[number])
+                published = ended if name == inspection.segments.names[-1] else published
+            if published is not None and published.segment >= inspection.segments.names[-1]:
+                self._publish(true_position(inspection.segments, published))
         finally:
-            look.chain.close()
+            inspection.segments.close()
 
-    def _remove(self, names: list[str]) -> None:
-        for name in names:
-            self._files.remove(f"{self._directory}/{name}")
-        if names:
-            self._files.sync_directory(self._directory)
-
-    def _mend(self, look: LogInspection, name: SegmentName, copy: str) -> SyncedPosition:
-        """Write a damaged segment anew, and say how it ends."""
-        chain, number = look.chain, look.chain.names.index(name)
-        replay = Replay(chain, segment_start(chain, number), look.opening.promise(), stop=number + 1)
-        new = NewSegment(self._files, chain, name, FrameEncoder(*self._owner))
-        try:
+    def _repair_segment(self, inspection: LogInspection, name: SegmentName, copy: str) -> SyncedPosition:
+        """Write a damaged segment again; returns the position of its end."""
+        segments, number = inspection.segments, inspection.segments.names.index(name)
+        replay = Replay(segments, segment_start(segments, number), inspection.opening.expected_end(), stop=number + 1)
+        with NewSegment(self._files, segments, name, FrameEncoder(*self._log_id)) as new:
             if copy:
-                copy_file(self._files, chain.path(name) + LOG, copy)
-            _fill(new, replay, chain.segment(name))
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.discard()
-            raise
-        chain.replace(name, new.path)
+                copy_file(self._files, segments.path(name) + LOG, copy)
+            _fill(new, replay, segments.segment(name))
+        segments.replace(name, new.path)
         return SyncedPosition(name, new.size, replay.sequence, replay.offset, "fsync")
 
-    def _stand_in(self, look: LogInspection, missing: Gap) -> None:
-        """Put a segment in the place of those that are missing at the front: it holds a GAP frame, and nothing else."""
-        chain, name = look.chain, SegmentName(missing.start, missing.first_sequence)
-        new = NewSegment(self._files, chain, name, FrameEncoder(*self._owner))
-        try:
+    def _write_prefix_gap(self, inspection: LogInspection, missing: Gap) -> None:
+        """Write a segment that holds only a GAP frame, in place of those missing before the oldest one."""
+        segments, name = inspection.segments, SegmentName(missing.start, missing.first_sequence)
+        with NewSegment(self._files, segments, name, FrameEncoder(*self._log_id)) as new:
             new.add(gap_draft(missing, Moment(0, 0)), missing.last_sequence, AFTER_SYNC)
             new.finish()
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.discard()
-            raise
-        chain.replace(name, new.path)
+        segments.replace(name, new.path)
 
     def _publish(self, published: SyncedPosition) -> None:
-        """Set the synced position right: frames may have moved."""
+        """Publish and sync a synced position."""
         file = SyncedFile(self._files, self._directory)
         try:
             file.publish(published)
@@ -235,7 +227,7 @@ class _Repair:
 
 
 def _fill(new: NewSegment, replay: Replay, old: Segment) -> None:
-    """Write what a pass over a damaged segment finds. Groups were finished, or are lost in part: each frame stands alone from now on."""
+    """Write the frames and gaps of a damaged segment, each frame as its own group, because groups may lack frames."""
     then = Moment(0, 0)
     for item in replay:
         if isinstance(item, Gap):

@@ -1,9 +1,9 @@
-"""Writing a segment anew, beside the old one, and putting it in its place.
+"""Writing a new segment beside the old ones, and replacing them by it.
 
-Owns: `NewSegment`, a file of frames under a temporary name; `spare`, which says what may go; `rewrite`, which fills a new segment with what
-is to be kept; `install_rewritten`.
-A new segment is whole and synced before it takes its name. What came of a rewrite begins and ends with a SKIP, so that it is known for what
-it is also when one of them is damaged, and has one wherever frames are missing.
+Owns: `NewSegment`, a file of frames under a temporary name; `check_removable`, which checks which segments may be
+removed; `write_rewritten`, which writes the kept items into a new segment; `install_rewritten`, which renames it.
+A new segment is whole and synced before it is renamed. A rewritten segment begins and ends with a SKIP, so that it is
+recognised even if one of them is damaged, and has a SKIP wherever frames are missing.
 """
 
 import contextlib
@@ -17,58 +17,69 @@ from penstock.logs.frame import FrameEncoder, gap_draft, skip_draft
 from penstock.logs.log import Buffer, Draft, FrameType, Gap
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
-from penstock.words.errors import CorruptLog, InvalidRequest
+from penstock.words.errors import InvalidRequest
 
 WRITE_BYTES = 1 << 20
-"""Small frames are gathered up to this size before they are written."""
+"""Frames are collected up to this size before they are written."""
 
 
 class NewSegment:
-    """A segment file in the making. Use `finish` and `SegmentFiles.replace`, or `discard`."""
+    """A segment file that is being written. Call `finish`, then `SegmentFiles.replace`.
 
-    def __init__(self, files: Files, chain: SegmentFiles, name: SegmentName, encoder: FrameEncoder) -> None:
-        self.path = chain.path(name) + LOG + TEMPORARY
+    As a context manager it removes the file if an exception is raised.
+    """
+
+    def __init__(self, files: Files, segments: SegmentFiles, name: SegmentName, encoder: FrameEncoder) -> None:
+        self.path = segments.path(name) + LOG + TEMPORARY
         self.size = 0
         self._files = files
         self._encoder = encoder
         self._vector: list[Buffer] = []
-        self._gathered = 0
+        self._unwritten = 0
         if files.exists(self.path):
             files.remove(self.path)
         self._handle: int | None = files.open(self.path, "append")
 
+    def __enter__(self) -> "NewSegment":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            with contextlib.suppress(OSError):  # the next opening removes the file
+                self.discard()
+
     def add(self, draft: Draft, sequence: int, flags: int = 0) -> None:
-        """Add a frame."""
-        self._gather(self._encoder.encode(draft, sequence, flags, self._vector))
+        """Encode and add a frame."""
+        self._collect(self._encoder.encode(draft, sequence, flags, self._vector))
 
     def copy(self, frame: Buffer) -> None:
-        """Add a frame as the bytes it is."""
+        """Add an encoded frame."""
         self._vector.append(frame)
-        self._gather(len(frame))
+        self._collect(len(frame))
 
     def finish(self) -> None:
-        """Write the rest and sync it."""
+        """Write the remaining frames, and sync and close the file."""
         self._write()
         if self._handle is not None:
             self._files.sync(self._handle)
         self._close()
 
     def discard(self) -> None:
-        """Leave no trace. Fine at any time."""
+        """Remove the file, if it exists. May be called at any time."""
         self._close()
         if self._files.exists(self.path):
             self._files.remove(self.path)
 
-    def _gather(self, size: int) -> None:
+    def _collect(self, size: int) -> None:
         self.size += size
-        self._gathered += size
-        if self._gathered >= WRITE_BYTES:
+        self._unwritten += size
+        if self._unwritten >= WRITE_BYTES:
             self._write()
 
     def _write(self) -> None:
-        if self._gathered and self._handle is not None:
-            write_all(self._files, self._handle, self._vector, self._gathered)
-        self._vector, self._gathered = [], 0
+        if self._unwritten and self._handle is not None:
+            write_all(self._files, self._handle, self._vector, self._unwritten)
+        self._vector, self._unwritten = [], 0
 
     def _close(self) -> None:
         if self._handle is not None:
@@ -76,75 +87,65 @@ class NewSegment:
             self._handle = None
 
 
-def check_removable(chain: SegmentFiles, first: int, last: int, spared: int) -> None:
-    """Make sure that recovery does without the segments from `first` to `last`: a synced Base that can be read is left behind them."""
-    names = chain.names
+def check_removable(segments: SegmentFiles, first: int, last: int, spared: int) -> None:
+    """InvalidRequest if recovery needs the segments from `first` to `last`: no later segment has a readable Base.
+
+    spared: how many of the newest segments may not be removed in any case.
+    """
+    names = segments.names
     if not 0 <= first <= last < len(names) - spared:
-        raise InvalidRequest(f"segments {first} to {last} of {len(names)} cannot go, the newest {spared} must stay; give lower numbers")
-    if not any(chain.begins_with_base(name) for name in reversed(names[last + 1 :])):
-        raise InvalidRequest(f"no Base behind segment {last} of {chain.directory} can be read; call rotate() with a Base first")
+        raise InvalidRequest(
+            f"segments {first} to {last} of {len(names)} cannot be removed, the newest {spared} must stay; give lower numbers"
+        )
+    if not any(segments.begins_with_base(name) for name in reversed(names[last + 1 :])):
+        raise InvalidRequest(f"no Base after segment {last} of {segments.directory} can be read; call rotate() with a Base first")
 
 
-def write_rewritten(files: Files, chain: SegmentFiles, first: int, last: int, keep: RunSet, encoder: FrameEncoder) -> NewSegment:
-    """Write what `keep` asks for of the segments from `first` to `last` beside them. When that fails, nothing has changed."""
-    new = NewSegment(files, chain, chain.names[first], encoder)
-    try:
-        _thin_out(Replay(chain, segment_start(chain, first), ExpectedEnd(), stop=last + 1), chain.names[last + 1], keep, new)
-    except (OSError, CorruptLog):
-        with contextlib.suppress(OSError):  # what remains is removed at the next opening
-            new.discard()
-        raise
+def write_rewritten(files: Files, segments: SegmentFiles, first: int, last: int, keep: RunSet, encoder: FrameEncoder) -> NewSegment:
+    """Write the items in `keep` of the segments from `first` to `last` into a new segment. Changes nothing else."""
+    with NewSegment(files, segments, segments.names[first], encoder) as new:
+        _write_kept(Replay(segments, segment_start(segments, first), ExpectedEnd(), stop=last + 1), segments.names[last + 1], keep, new)
     return new
 
 
-def install_rewritten(chain: SegmentFiles, first: int, last: int, new: NewSegment) -> int:
-    """Let a new segment take the place of those from `first` to `last`; says how many bytes that freed.
+def install_rewritten(segments: SegmentFiles, first: int, last: int, new: NewSegment) -> int:
+    """Replace the segments from `first` to `last` by a new one; returns how many bytes that freed.
 
-    It is in place before any of the others goes, and they go oldest first: until then a segment ends where the next one's name says.
+    The new segment is renamed before the others are removed, oldest first. After a crash in between, replay ignores its
+    frames from the first sequence of the next remaining segment on.
     """
-    names = chain.names[first : last + 1]
-    before = sum(chain.segment(name).size for name in names)
-    chain.replace(names[0], new.path)
+    names = segments.names[first : last + 1]
+    before = sum(segments.segment(name).size for name in names)
+    segments.replace(names[0], new.path)
     for name in names[1:]:
-        chain.remove(name)
-    chain.store_index(chain.segment(names[0]))
+        segments.remove(name)
+    segments.store_index(segments.segment(names[0]))
     return before - new.size
 
 
-def _thin_out(replay: Replay, following: SegmentName, keep: RunSet, into: NewSegment) -> None:
-    """Write what is kept of a pass over some segments. `following` is the segment behind them."""
-    thinning = _Thinning(into)
+def _write_kept(replay: Replay, following: SegmentName, keep: RunSet, new: NewSegment) -> None:
+    """Write the kept items of some segments. following: the segment after them."""
+    then, last = Moment(0, 0), -1  # the times of the last frame read, for the next SKIP; the last sequence written
+
+    def add(draft: Draft, first: int, until: int, base: int) -> None:
+        """Write a frame for the sequences from `first` to `until`, with a SKIP before it where frames are left out."""
+        nonlocal then, last
+        if first != last + 1:
+            if last < 0 and not then.wall:
+                then = Moment(draft.elapsed, draft.wall)
+            new.add(skip_draft(base, then), first - 1)
+        new.add(draft, until)
+        last = until
+
     for item in replay:
         if isinstance(item, Gap):
-            if keep.overlaps(item.start, item.stop):  # wanted and lost: never passed over in silence
-                thinning.keep(gap_draft(item, thinning.then), item.first_sequence, item.last_sequence, item.start)
+            if keep.overlaps(item.start, item.stop):  # the loss of an item that should be kept is recorded
+                add(gap_draft(item, then), item.first_sequence, item.last_sequence, item.start)
         elif item.frame is not None:
             frame = item.frame
             draft = trim_frame(frame, keep) if frame.type is FrameType.DATA else None
             if draft is not None:
-                thinning.keep(draft, frame.sequence, frame.sequence, draft.base_offset)
-            thinning.then = Moment(frame.elapsed, frame.wall)
-    thinning.skip(following.first_sequence - 1, following.base_offset)
-    into.finish()
-
-
-class _Thinning:
-    """Puts a SKIP wherever something is left out."""
-
-    def __init__(self, into: NewSegment) -> None:
-        self.then = Moment(0, 0)
-        """When the frame was written that was met last: a SKIP has the times of the last frame it stands for."""
-        self._into = into
-        self._last = -1  # sequence of the frame kept last
-
-    def keep(self, draft: Draft, first: int, last: int, base: int) -> None:
-        """Write a frame that accounts for these sequences."""
-        if first != self._last + 1:
-            if self._last < 0 and not self.then.wall:
-                self.then = Moment(draft.elapsed, draft.wall)
-            self.skip(first - 1, base)
-        self._into.add(draft, last)
-        self._last = last
-
-    def skip(self, sequence: int, base: int) -> None:
-        self._into.add(skip_draft(base, self.then), sequence)
+                add(draft, frame.sequence, frame.sequence, draft.base_offset)
+            then = Moment(frame.elapsed, frame.wall)
+    new.add(skip_draft(following.base_offset, then), following.first_sequence - 1)
+    new.finish()

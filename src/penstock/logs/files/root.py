@@ -1,10 +1,11 @@
-"""A storage root: what says that a directory is one, and whose, and the lock by which one process owns it.
+"""A storage root: its marker file, which names the broker it belongs to, and the lock of the process that owns it.
 
-Owns: `Root` and the names of what lies in one; the marker file `penstock.json`; `inspect`, which tells what a directory is without changing
-anything in it; the `LOCK` file.
-The marker is not truth: deleted from a root that otherwise holds only our files, it is written anew.
-The lock itself is the system's, so it ends with its holder; the text inside is only for the message that a second opener gets. Its size
-never changes: taking the lock of a root on a full disk needs no space.
+Owns: `Root` and the names of its files; the marker `penstock.json`; `read_marker`, which checks a directory and changes
+nothing; the file `LOCK`.
+The marker is rebuildable: if it is missing in a root that holds only Penstock's files, it is written again.
+The lock is the system's lock on the file, so it ends with the process that holds it. The text in the file names that
+process, for the error message that another process gets. The text has a fixed size, so that locking a root needs no
+space on a full disk.
 """
 
 import json
@@ -20,7 +21,7 @@ from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
 
 
 class Root(NamedTuple):
-    """A storage root. Weight is its share of new partitions; a read-only one takes none, so that it can be drained."""
+    """A storage root. weight: its share of new partitions. read_only: it gets none, so that it can be emptied."""
 
     path: str
     weight: float = 1.0
@@ -30,7 +31,7 @@ class Root(NamedTuple):
 def parse_roots(
     given: "str | os.PathLike[str] | Iterable[str | os.PathLike[str] | tuple[str | os.PathLike[str], float] | Root]",
 ) -> list[Root]:
-    """Storage roots as they may be given, in full paths, the first being the primary one."""
+    """The storage roots that a caller gave, with absolute paths. The first is the primary one."""
     if isinstance(given, str | os.PathLike):
         given = [given]
     roots = [_root(one) for one in given]
@@ -62,26 +63,29 @@ _OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS}
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
 _NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}
 _NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "rclone", "davfs2", "curlftpfs", "mfs", "juicefs", "smbnetfs"}
-# 9p and virtiofs are not here: they are how virtual machines and containers reach a disk of their own host.
+# 9p and virtiofs are not listed: virtual machines and containers use them for disks of their own host.
 
 
 class Marker(NamedTuple):
-    """Whose root it is."""
+    """The content of a root's marker file."""
 
     broker: str
-    """Random id, the same in all roots of a broker."""
+    """The random id of the broker, the same in all its roots."""
     created: int
-    """Wall time, in microseconds."""
+    """Wall time in microseconds."""
 
 
 def nearest(files: Files, path: str) -> str:
-    """The path, or of its parents the nearest that exists."""
+    """The path if it exists, else its nearest parent that exists."""
     parent = os.path.dirname(path.rstrip("/")) or "."
     return path if files.exists(path) or parent == path else nearest(files, parent)
 
 
 def read_marker(files: Files, root: str) -> Marker | None:
-    """The root's marker; None for a new or empty directory, and for a root of ours that lost it. Anything else is refused."""
+    """The root's marker; None if the directory does not exist, is empty, or holds only Penstock's files.
+
+    InvalidRequest for any other directory, and for one on a network file system.
+    """
     _refuse_network(files, root)
     try:
         names = set(files.list(root)) if files.exists(root) else set()
@@ -89,23 +93,23 @@ def read_marker(files: Files, root: str) -> Marker | None:
     except NotADirectoryError:
         raise InvalidRequest(f"{root} is a file; give a directory") from None
     except OSError as error:
-        raise storage_failed(error, "looking into", root) from error
+        raise storage_failed(error, "reading", root) from error
     marker = parse_marker(raw, root) if raw is not None else None
     if marker is None and names - _OURS:
-        strange = sorted(names - _OURS)[0]
-        raise InvalidRequest(f"{root} is not a Penstock directory and not empty (it holds {strange!r}); give an empty or a new one")
+        other = sorted(names - _OURS)[0]
+        raise InvalidRequest(f"{root} is not a Penstock directory and not empty (it holds {other!r}); give an empty or a new one")
     return marker
 
 
 def parse_marker(raw: bytes, root: str) -> Marker | None:
-    """The marker in a file's bytes, or None when they are damaged."""
+    """The marker in a file's bytes; None if they are damaged; CorruptLog if the root has a newer format."""
     try:
         found = json.loads(raw)
-        form, marker = int(found["format"]), Marker(str(found["broker"]), int(found["created"]))
+        version, marker = int(found["format"]), Marker(str(found["broker"]), int(found["created"]))
     except (ValueError, KeyError, TypeError):
         return None
-    if form > FORMAT:
-        raise CorruptLog(f"{root} has the newer format {form}, this Penstock knows {FORMAT}; upgrade Penstock, nothing was changed")
+    if version > FORMAT:
+        raise CorruptLog(f"{root} has the newer format {version}, this Penstock knows {FORMAT}; upgrade Penstock, nothing was changed")
     return marker
 
 
@@ -118,25 +122,25 @@ def _refuse_network(files: Files, root: str) -> None:
     kind = files.filesystem(nearest(files, root)).lower()
     family, _, name = kind.partition(".")
     if kind in _NETWORK or kind.startswith("smb") or (family == "fuse" and name in _NETWORK_FUSE):
-        raise InvalidRequest(f"{root} lies on a network file system ({kind}), where locks and syncs cannot be relied on; use a local disk")
+        raise InvalidRequest(f"{root} is on a network file system ({kind}), where locks and syncs are not reliable; use a local disk")
 
 
 # -- the lock --------------------------------------------------------------------------------------
 
 
 TEXT_BYTES = 512
-LOOKS = 5
-LOOK_SECONDS = 0.01
+LOCK_ATTEMPTS = 5
+LOCK_RETRY_SECONDS = 0.01
 
 
 def take_lock(files: Files, root: str, clock: Clock) -> int:
-    """Lock a root and give the handle that holds it, or say who does. Raises OSError as the system does."""
+    """Lock a root and return the lock's handle; BrokerLocked, with the holder's name, if another process has it."""
     path = f"{root}/{LOCK}"
-    for _ in range(LOOKS):  # one who only looks whether there is an owner has it for a moment
+    for _ in range(LOCK_ATTEMPTS):  # FileInbox.has_owner of another process holds it for a moment
         handle = files.lock(path)
         if handle is not None:
             break
-        Event().wait(LOOK_SECONDS)
+        Event().wait(LOCK_RETRY_SECONDS)
     if handle is None:
         raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; one process at a time can open it, so close that one first")
     try:

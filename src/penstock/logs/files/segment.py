@@ -1,13 +1,14 @@
-"""One segment file: its name, its frames in order, what lies between them when bytes are damaged, and its index.
+"""One segment file: its name, its frames, the damage between them, and its index.
 
-Owns: `SegmentName`, `Segment` (an open file), `LogId` (whose frames belong here), `walk`, `SparseIndex` and `ReadAhead`.
-A segment is named by the item offset and by the frame sequence it starts at: two segments may start at one offset, never at one sequence,
-and a segment whose first frame is lost still tells what it was.
-The index (`.idx`, docs/format.md) tells where to begin reading for an item offset or a time. An entry stands at a DATA frame's start, about
-every 4 KiB of log. It is a hint, never truth: whoever follows an entry checks that the frame is there and rebuilds the index when it is
-not; a file that is missing, short or fails its checksum is as good as none.
-A window reads ahead, so that many small frames cost one system call and a large one costs no copy. A file under it only grows: what was
-read once stays true. Whoever cuts a file, or reads one whose end may still change, opens a new window.
+Owns: `SegmentName`, `Segment` (an open file), `LogId` (the log that frames belong to), `scan`, `SparseIndex` and
+`ReadAhead`.
+A segment is named by the item offset and the frame sequence that it starts at. Two segments may start at the same
+offset, never at the same sequence. The name also tells what a segment held whose first frame is lost.
+The index (`.idx`, docs/format.md) gives the position from which to read for an item offset or a time. It has an entry
+for a DATA frame about every 4 KiB of log. It is rebuildable: a reader that uses an entry checks that the frame is at
+that position and rebuilds the index if not; a file that is missing, short or fails its checksum is ignored.
+`ReadAhead` reads many small frames with one system call, and a large frame without a copy. A file under it may only
+grow. After a cut, or for a file whose end may change, create a new one.
 """
 
 import struct
@@ -39,10 +40,10 @@ DIGITS = 20
 
 
 class SegmentName(NamedTuple):
-    """What a segment is called; names sort as the segments follow each other."""
+    """The name of a segment. Names sort in the order of the segments."""
 
     base_offset: int
-    """Item offset the segment starts at."""
+    """The item offset that the segment starts at."""
     first_sequence: int
 
     def __str__(self) -> str:
@@ -53,14 +54,14 @@ FIRST = SegmentName(0, 1)
 
 
 def parse_name(file_name: str) -> SegmentName | None:
-    """The segment whose `.log` file is called so, or None when it is another file."""
+    """The segment of a `.log` file; None if the file is not a segment."""
     stem, dash, sequence = file_name.removesuffix(LOG).partition("-")
     digits = len(stem) == len(sequence) == DIGITS and stem.isdecimal() and sequence.isdecimal()
     return SegmentName(int(stem), int(sequence)) if dash and digits and file_name.endswith(LOG) else None
 
 
 class LogId(NamedTuple):
-    """Whose frames these are."""
+    """The log that a frame belongs to."""
 
     incarnation: int
     partition: int
@@ -79,20 +80,20 @@ class Segment:
         self.name = name
         self.handle = handle
         self.size = files.size(handle)
-        """Bytes in use: the owner of the newest segment moves it as it appends."""
+        """Bytes in use. The writer increases it as it appends to the newest segment."""
         self.read_ahead = ReadAhead(files, handle)
         self.index: SparseIndex | None = None
         self.users = 0
-        """Passes that read it now."""
+        """The number of passes that read it now."""
         self.retired = False
-        """It is to be closed when the last of them ends."""
+        """Whether to close it when the last of these passes ends."""
 
     def __repr__(self) -> str:
         return f"Segment({self.name}, {self.size} bytes)"
 
 
 class Piece(NamedTuple):
-    """A stretch of a segment: a whole frame, or damage up to the next one."""
+    """A range of bytes of a segment: a whole frame, or damage up to the next one (`why` says what is wrong)."""
 
     position: int
     end: int
@@ -105,19 +106,19 @@ class _Foreign(DamagedFrame):
     """A whole frame that belongs to another partition."""
 
 
-def scan(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
-    """Everything from `position` to the segment's end, which must be a frame's start.
+def scan(segment: Segment, position: int, log_id: LogId) -> Iterator[Piece]:
+    """Yield the frames and the damage from `position`, which must be a frame's start, to the end of the segment.
 
-    After damage the next frame must carry a higher sequence than the last one seen: a payload may well hold copies of older frames.
+    After damage the next frame must have a higher sequence than the last one: a payload may contain old frames.
     """
     lowest = segment.name.first_sequence
     while position < segment.size:
         try:
-            flags, end, frame = _frame_at(segment, position, owner)
+            flags, end, frame = _frame_at(segment, position, log_id)
         except _Foreign as foreign:
             raise CorruptLog(f"{segment.path} holds {foreign}; put the file back where it belongs, nothing was changed") from None
         except DamagedFrame as damage:
-            end = _next_frame(segment, position, owner, lowest)
+            end = _next_frame(segment, position, log_id, lowest)
             yield Piece(position, end, 0, None, str(damage))
         else:
             lowest = frame.sequence + 1
@@ -125,43 +126,40 @@ def scan(segment: Segment, position: int, owner: LogId) -> Iterator[Piece]:
         position = end
 
 
-def header_at(segment: Segment, position: int, owner: LogId) -> FrameHeader | None:
-    """The sound header of ours at a position, or None."""
+def header_at(segment: Segment, position: int, log_id: LogId) -> FrameHeader | None:
+    """The header of this log's frame at a position; None if there is no valid one."""
     try:
         header = parse_header(segment.read_ahead.read(position, min(HEADER_BYTES, segment.size - position)))
     except DamagedFrame:
         return None
-    return header if (header.incarnation, header.partition) == owner else None
+    return header if (header.incarnation, header.partition) == log_id else None
 
 
-def _frame_at(segment: Segment, position: int, owner: LogId) -> tuple[int, int, Frame]:
-    window = segment.read_ahead
-    header = parse_header(window.read(position, min(HEADER_BYTES, segment.size - position)))
-    if header.incarnation != owner.incarnation or header.partition != owner.partition:
-        raise _Foreign(f"a frame of {LogId(header.incarnation, header.partition)}, not of {owner}")
+def _frame_at(segment: Segment, position: int, log_id: LogId) -> tuple[int, int, Frame]:
+    header = parse_header(segment.read_ahead.read(position, min(HEADER_BYTES, segment.size - position)))
+    if header.incarnation != log_id.incarnation or header.partition != log_id.partition:
+        raise _Foreign(f"a frame of {LogId(header.incarnation, header.partition)}, not of {log_id}")
     end = position + frame_bytes(header.stored_bytes)
     if end > segment.size:
         raise DamagedFrame("the file ends inside a frame")
-    stored = window.read(position + HEADER_BYTES, header.stored_bytes + CHECKSUM_BYTES)
+    stored = segment.read_ahead.read(position + HEADER_BYTES, header.stored_bytes + CHECKSUM_BYTES)
     return header.flags, end, unpack_body(header, stored)
 
 
-def _next_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> int:
-    """Where the next whole frame of ours starts after damage at `position`, or the segment's end."""
-    start = _trusted_end(segment, position, owner)
-    places = segment.read_ahead.find_all(MAGIC, start, segment.size, ALIGNMENT)
-    return next((place for place in places if _holds_frame(segment, place, owner, lowest)), segment.size)
+def _next_frame(segment: Segment, position: int, log_id: LogId, lowest: int) -> int:
+    """The position of this log's next whole frame after damage at `position`, or the segment's end.
+
+    The search begins after the damaged frame if its header, and so its length, is valid; else just after its start.
+    """
+    header = header_at(segment, position, log_id)
+    start = position + (ALIGNMENT if header is None else frame_bytes(header.stored_bytes))
+    found = segment.read_ahead.find_all(MAGIC, start, segment.size, ALIGNMENT)
+    return next((start for start in found if _holds_frame(segment, start, log_id, lowest)), segment.size)
 
 
-def _trusted_end(segment: Segment, position: int, owner: LogId) -> int:
-    """Where to look on: past the damaged frame when its header, and so its length, is sound; else just behind its start."""
-    header = header_at(segment, position, owner)
-    return position + (ALIGNMENT if header is None else frame_bytes(header.stored_bytes))
-
-
-def _holds_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> bool:
+def _holds_frame(segment: Segment, position: int, log_id: LogId, lowest: int) -> bool:
     try:
-        return _frame_at(segment, position, owner)[2].sequence >= lowest
+        return _frame_at(segment, position, log_id)[2].sequence >= lowest
     except DamagedFrame:
         return False
 
@@ -172,12 +170,13 @@ def _holds_frame(segment: Segment, position: int, owner: LogId, lowest: int) -> 
 INDEX_MAGIC = b"PSIX"
 INDEX_VERSION = 1
 EVERY_BYTES = 4096
-_INDEX_HEADER = struct.Struct("<4sHHIIQqq")  # magic, version, reserved, entries, checksum, covered, first wall, last wall
+# magic, version, reserved, entries, checksum, covered, first wall, last wall
+_INDEX_HEADER = struct.Struct("<4sHHIIQqq")
 _CHECKED_FROM = 16
 
 
 class SparseIndex:
-    """Entries (offset, wall time, position) of one segment, packed, in order."""
+    """The entries (offset, wall time, position) of one segment, sorted by position."""
 
     __slots__ = ("covered", "first_wall", "last_wall", "next_entry_at", "offsets", "positions", "walls")
 
@@ -186,12 +185,12 @@ class SparseIndex:
         self.walls = array("q")
         self.positions = array("Q")
         self.covered = 0
-        """The segment's bytes below this are indexed."""
+        """The segment's bytes before this position are indexed."""
         self.next_entry_at = 0
-        """The next entry belongs to the first DATA frame at or past this position."""
+        """The next entry is made for the first DATA frame at or after this position."""
         self.first_wall = 0
         self.last_wall = 0
-        """Wall times of the first and last frame covered."""
+        """The wall times of the first and the last indexed frame."""
 
     def add(self, offset: int, wall: int, position: int) -> None:
         self.offsets.append(offset)
@@ -200,7 +199,7 @@ class SparseIndex:
         self.next_entry_at = position + EVERY_BYTES
 
     def cover(self, frame: Frame, position: int, end: int) -> None:
-        """Take up a frame read from the segment, unless it was before."""
+        """Add a frame of the segment, unless it is covered."""
         if end <= self.covered:
             return
         if frame.type is FrameType.DATA and position >= self.next_entry_at:
@@ -208,21 +207,21 @@ class SparseIndex:
         self.extend(end, frame.wall)
 
     def extend(self, end: int, wall: int) -> None:
-        """Say that everything below `end` is covered; the last frame has that wall time."""
+        """Set the covered bytes to `end`; `wall` is the wall time of the last frame."""
         if not self.covered:
             self.first_wall = wall
         self.covered = end
         self.last_wall = wall
 
     def floor(self, offset: int) -> tuple[int, int]:
-        """Offset and position of the last entry at or before an item offset; (-1, 0) when there is none: begin at the segment's start."""
-        place = bisect_right(self.offsets, offset) - 1
-        return (self.offsets[place], self.positions[place]) if place >= 0 else (-1, 0)
+        """The offset and position of the last entry at or before an item offset; (-1, 0) if there is none."""
+        entry = bisect_right(self.offsets, offset) - 1
+        return (self.offsets[entry], self.positions[entry]) if entry >= 0 else (-1, 0)
 
     def around(self, wall: int) -> list[int]:
-        """The entries around the first frame at or after a wall time: the first such entry and the one before it, as far as there are."""
-        last = next((place for place, at in enumerate(self.walls) if at >= wall), len(self.walls))
-        return [place for place in (last - 1, last) if 0 <= place < len(self.walls)]
+        """The numbers of the first entry at or after a wall time and of the entry before it, as far as they exist."""
+        first = next((entry for entry, at in enumerate(self.walls) if at >= wall), len(self.walls))
+        return [entry for entry in (first - 1, first) if 0 <= entry < len(self.walls)]
 
     def pack(self) -> bytes:
         columns = [_little_endian(column[:]).tobytes() for column in (self.offsets, self.walls, self.positions)]
@@ -234,7 +233,7 @@ class SparseIndex:
 
 
 def unpack_index(data: bytes) -> SparseIndex | None:
-    """The index in a file's bytes, or None when they are not a whole one of this version."""
+    """The index in a file's bytes; None if they are damaged or of another version."""
     if len(data) < _INDEX_HEADER.size:
         return None
     magic, version, _, entries, checksum, covered, first_wall, last_wall = _INDEX_HEADER.unpack_from(data)
@@ -253,7 +252,7 @@ def unpack_index(data: bytes) -> SparseIndex | None:
 
 
 def _little_endian(column: "array[int]") -> "array[int]":
-    """Turn a column between the machine's byte order and the file's."""
+    """Convert a column, in place, between the machine's byte order and little-endian."""
     if sys.byteorder == "big":
         column.byteswap()
     return column
@@ -267,7 +266,7 @@ MAX_CHUNK_BYTES = 256 * 1024
 
 
 class ReadAhead:
-    """A stretch of a file held in memory. It widens while reads follow each other, and narrows when they jump or are large."""
+    """Bytes of a file kept in memory: more while reads are sequential, fewer after a jump or a large read."""
 
     __slots__ = ("_chunk_bytes", "_files", "_handle", "_held", "_start")
 
@@ -279,7 +278,7 @@ class ReadAhead:
         self._chunk_bytes = MIN_CHUNK_BYTES
 
     def read(self, position: int, size: int) -> bytes:
-        """That many bytes from there on, fewer only where the file ends."""
+        """`size` bytes from a position on; fewer only at the end of the file."""
         start = position - self._start
         held = len(self._held)
         if start >= 0 and start + size <= held:
@@ -290,14 +289,17 @@ class ReadAhead:
         return self._refill(position, size, follows=0 < start <= held)
 
     def find_all(self, what: bytes, position: int, stop: int, step: int) -> Iterator[int]:
-        """Where `what`, no longer than `step`, lies inside [position, stop) at a multiple of `step`; `position` is one itself."""
+        """Yield every position in [position, stop) that is a multiple of `step` and at which `what` begins.
+
+        `position` must be a multiple of `step`, and `what` no longer than `step`.
+        """
         while position < stop:
             chunk = self._files.pread(self._handle, min(MAX_CHUNK_BYTES, stop - position), position)
-            place = chunk.find(what)
-            while place >= 0:
-                if place % step == 0:
-                    yield position + place
-                place = chunk.find(what, place + 1)
+            start = chunk.find(what)
+            while start >= 0:
+                if start % step == 0:
+                    yield position + start
+                start = chunk.find(what, start + 1)
             if not chunk:
                 return
             position += len(chunk)

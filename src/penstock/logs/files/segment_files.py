@@ -1,11 +1,11 @@
-"""The segments of one partition, in order: which there are, and a bounded number of them open.
+"""The segment files of one partition: their names, and a bounded number of open ones.
 
-Owns: `SegmentFiles`. The newest segment stays open (its owner appends to it); of the older ones the few read last are kept open with their
-indexes, so that a long log costs neither handles nor memory.
+Owns: `SegmentFiles`. The newest segment stays open, because the writer appends to it. Of the older ones, those read
+last stay open with their indexes, so that the number of open files and the memory do not grow with the log.
 Invariants
 - `names` is replaced, never changed in place: a pass over the log keeps the list it began with;
-- a segment that a pass is reading stays open until the pass lets go of it, even when its file was replaced or removed meanwhile;
-- segments go one at a time, oldest first, the folder synced after each: whatever a crash undoes, no hole is left.
+- a segment that a pass reads stays open until the pass ends, even if its file was replaced or removed meanwhile;
+- segments are removed one at a time, oldest first, and the directory is synced after each: a crash leaves no hole.
 """
 
 from collections import OrderedDict
@@ -28,26 +28,26 @@ from penstock.logs.files.segment import (
 from penstock.logs.log import FrameType, SegmentFacts
 
 MAX_OPEN = 4
-"""Older segments held open."""
+"""How many older segments stay open."""
 
 
 class SegmentFiles:
     """A partition's segment files."""
 
-    def __init__(self, files: Files, directory: str, owner: LogId) -> None:
+    def __init__(self, files: Files, directory: str, log_id: LogId) -> None:
         self.directory = directory
-        self.log_id = owner
+        self.log_id = log_id
         self.names: list[SegmentName] = []
         """Oldest first."""
         self._files = files
         self._newest: Segment | None = None
         self._older: OrderedDict[SegmentName, Segment] = OrderedDict()
-        self._facts: dict[SegmentName, SegmentFacts] = {}  # of older segments, which change no more
+        self._facts: dict[SegmentName, SegmentFacts] = {}  # of older segments, which do not change
 
-    # -- which there are -----------------------------------------------------------------------------
+    # -- the list of segments ------------------------------------------------------------------------
 
     def load(self) -> list[str]:
-        """Close what is open and learn anew which segments there are. Says which files of unfinished work lie about."""
+        """Close all segments and read the list of segments from the directory; returns files left over by a crash."""
         self.close()
         files = self._files.list(self.directory) if self._files.exists(self.directory) else []
         self.names = [name for name in map(parse_name, files) if name is not None]
@@ -55,55 +55,46 @@ class SegmentFiles:
         return [file for file in files if file not in kept and (file.endswith(INDEX) or (LOG in file and file.endswith(TEMPORARY)))]
 
     def create(self, name: SegmentName) -> Segment:
-        """Make a new, empty segment, the newest from now on."""
+        """Create an empty segment as the newest one."""
         self.remove_index(name)
         segment = self._open(name, "append")
-        if segment.size:  # left behind by a removal that a power cut undid; cut, not removed, so that its name needs no new sync
+        if segment.size:  # a power cut undid its removal; truncating it needs no sync of the directory
             self._files.truncate(segment.handle, 0)
             segment.size = 0
         segment.index = SparseIndex()
-        self._succeed(name)
+        self._append_name(name)
         self._newest = segment
         return segment
 
-    def drop_newest(self) -> None:
-        """Take the last of `names` away, files and all.
+    def remove_newest(self) -> None:
+        """Remove the newest segment.
 
-        It is emptied first: a power cut may bring back a name whose removal was not synced, and must not bring back its frames, which
-        were given up.
+        Its file is emptied first: if a power cut undoes the removal, it must not bring back the frames.
         """
         self.close()
         write_file(self._files, self.path(self.names[-1]) + LOG, b"")
         self.remove(self.names[-1])
 
     def remove(self, name: SegmentName) -> None:
-        """Take a segment away, files and all. Whoever drops several older ones begins with the oldest of them."""
+        """Remove a segment and its index, durably. To remove several, begin with the oldest."""
         self._forget(name)
         self.remove_index(name)
         self._files.remove(self.path(name) + LOG)
         self.names = [other for other in self.names if other != name]
         self._files.sync_directory(self.directory)
 
-    def drop_oldest(self, count: int) -> int:
-        """Take the oldest segments away; says how many bytes that freed."""
-        freed = 0
-        for name in self.names[:count]:
-            freed += self.segment(name).size
-            self.remove(name)
-        return freed
-
     def forget_missing(self) -> None:
-        """A file is gone that nobody here took away: from now on its segment is a gap. The newest is open, whatever became of its name."""
-        there = set(self._files.list(self.directory))
-        gone = [name for name in self.names[:-1] if f"{name}{LOG}" not in there]
+        """Remove from `names` the older segments whose files are missing: they become gaps. The newest one is open."""
+        present = set(self._files.list(self.directory))
+        gone = [name for name in self.names[:-1] if f"{name}{LOG}" not in present]
         self.names = [name for name in self.names if name not in gone]
         for name in gone:
             self._forget(name)
 
     def replace(self, name: SegmentName, path: str) -> None:
-        """Put another file, whole and synced, in the place of an older segment's."""
+        """Replace the file of an older segment by the file `path`, which is whole and synced."""
         self.remove_index(name)
-        self._files.sync_directory(self.directory)  # no index may outlive the bytes that it speaks of
+        self._files.sync_directory(self.directory)  # the old index must not exist beside the new file
         self._files.rename(path, self.path(name) + LOG)
         self._forget(name)
         self._files.sync_directory(self.directory)
@@ -111,17 +102,17 @@ class SegmentFiles:
     # -- open segments -------------------------------------------------------------------------------
 
     def open_newest(self, mode: Mode = "append") -> Segment:
-        """Open the last of `names`, to append to it or only to read; it stays open."""
+        """Open the newest segment, to append to it or only to read it; it stays open."""
         name = self.names[-1]
         for opened in (self._newest, self._older.pop(name, None)):
             if opened is not None:
                 self._retire(opened)
-        self._newest = None  # if opening fails nothing is held
+        self._newest = None  # in case opening fails
         self._newest = self._open(name, mode)
         return self._newest
 
     def segment(self, name: SegmentName) -> Segment:
-        """The open segment of that name."""
+        """The segment of that name; opens it if needed."""
         if self._newest is not None and name == self._newest.name:
             return self._newest
         found = self._older.get(name)
@@ -131,7 +122,7 @@ class SegmentFiles:
         return found
 
     def pieces(self, name: SegmentName, position: int) -> Iterator[Piece]:
-        """A segment's frames and damage from a position on."""
+        """Yield a segment's frames and damage from a position on."""
         segment = self.segment(name)
         segment.users += 1
         try:
@@ -141,25 +132,21 @@ class SegmentFiles:
             if segment.retired and not segment.users:
                 self._files.close(segment.handle)
 
-    def first_piece(self, name: SegmentName) -> Piece | None:
-        """What a segment begins with, or None when it is empty."""
-        return next(self.pieces(name, 0), None)
-
     def begins_with_base(self, name: SegmentName) -> bool:
-        """Whether replay may start at a segment: its Base is there and can be read."""
-        piece = self.first_piece(name)
+        """Whether a segment's first frame is a readable Base, so that replay can begin there."""
+        piece = next(self.pieces(name, 0), None)
         frame = piece.frame if piece is not None else None
         return frame is not None and frame.type is FrameType.BASE and frame.sequence == name.first_sequence
 
     def rewritten(self, name: SegmentName) -> bool:
-        """Whether a segment holds only what a rewrite kept. It begins and ends with a SKIP; where the first is lost, any other tells."""
+        """Whether a segment was rewritten: its first frame is a SKIP, or, if that frame is lost, any frame is one."""
         header = header_at(self.segment(name), 0, self.log_id)
         if header is not None and header.type != FrameType.GAP:
             return header.type == FrameType.SKIP
         return any(piece.frame is not None and piece.frame.type is FrameType.SKIP for piece in self.pieces(name, 0))
 
     def facts(self, name: SegmentName) -> SegmentFacts:
-        """What segments() tells of one."""
+        """The facts about a segment that `Log.segments` returns."""
         known = self._facts.get(name)
         if known is None:
             segment = self.segment(name)
@@ -171,12 +158,8 @@ class SegmentFiles:
                 self._facts[name] = known
         return known
 
-    def file_size(self, segment: Segment) -> int:
-        """A segment's bytes on disk, in use or not."""
-        return self._files.size(segment.handle)
-
     def path(self, name: SegmentName) -> str:
-        """Of a segment's files, without their suffix."""
+        """The path of a segment's files, without their suffix."""
         return f"{self.directory}/{name}"
 
     def close(self) -> None:
@@ -191,7 +174,7 @@ class SegmentFiles:
     # -- indexes -------------------------------------------------------------------------------------
 
     def index(self, segment: Segment) -> SparseIndex:
-        """A segment's index as far as its frames go: as held, else from its file, else built."""
+        """A segment's complete index: from memory, else from its file, else built."""
         if segment.index is None:
             segment.index = self._stored_index(segment) or SparseIndex()
         if segment.index.covered < segment.size:
@@ -199,7 +182,7 @@ class SegmentFiles:
         return segment.index
 
     def rebuild(self, segment: Segment, index: SparseIndex) -> None:
-        """Bring an index up to the segment's end, from what it covers on."""
+        """Extend an index from its covered bytes to the segment's end, and use it for the segment."""
         for piece in scan(segment, index.covered, self.log_id):
             if piece.frame is not None:
                 index.cover(piece.frame, piece.position, piece.end)
@@ -207,7 +190,7 @@ class SegmentFiles:
         segment.index = index
 
     def store_index(self, segment: Segment) -> None:
-        """Write a segment's index beside it. Cut short it fails its checksum, and is rebuilt when it is wanted."""
+        """Write a segment's index to its file. If a crash cuts the file, its checksum fails and it is rebuilt."""
         write_file(self._files, self.path(segment.name) + INDEX, self.index(segment).pack())
 
     def remove_index(self, name: SegmentName) -> None:
@@ -226,8 +209,11 @@ class SegmentFiles:
         path = self.path(name) + LOG
         return Segment(self._files, path, name, self._files.open(path, mode))
 
-    def _succeed(self, name: SegmentName) -> None:
-        """Put a name at the end; the newest until now becomes an older one. A log's first segment, still empty, is begun again in place."""
+    def _append_name(self, name: SegmentName) -> None:
+        """Append a name to `names`, unless it is the last one: a log's first segment, still empty, is created again.
+
+        The newest segment until now becomes an older one.
+        """
         if self._newest is not None and self._newest.name == name:
             self._retire(self._newest)
         elif self._newest is not None:
@@ -243,14 +229,14 @@ class SegmentFiles:
             self._retire(oldest)
 
     def _forget(self, name: SegmentName) -> None:
-        """Know nothing of an older segment any more."""
+        """Forget the facts of an older segment, and close it."""
         self._facts.pop(name, None)
         opened = self._older.pop(name, None)
         if opened is not None:
             self._retire(opened)
 
     def _retire(self, segment: Segment) -> None:
-        """Close a segment, now or when the last pass over it ends: its handle's number must not become another file's under a reader."""
+        """Close a segment, now or when the last pass over it ends: until then its handle must not be reused."""
         segment.retired = True
         if not segment.users:
             self._files.close(segment.handle)

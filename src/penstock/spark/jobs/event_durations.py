@@ -15,8 +15,9 @@ from pyspark.sql import functions as F
 
 from penstock.rules.events import RETURNED
 from penstock.rules.item_states import Transition
+from penstock.rules.removal import ATTEMPTS_EXHAUSTED as SPENT
 from penstock.rules.removal import LEASE_EXPIRED as RAN_OUT
-from penstock.rules.removal import SPENT, TTL_EXPIRED
+from penstock.rules.removal import TTL_EXPIRED
 
 EVENT_COLUMNS = ("event", "partition", "offset", "at", "attempt", "reason", "lease", "sequence")
 ARRIVED = (Transition.PRODUCED.value, Transition.SCHEDULED.value)

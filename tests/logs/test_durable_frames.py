@@ -1,6 +1,6 @@
-"""What was really synced is damage when it is gone, never a torn tail: rotations and checkpoints vouch for what is before them.
+"""Frames that were synced are damage if they are lost, never a torn tail: a rotation or a checkpoint proves the sync.
 
-And the other way round: a checkpoint counts for the frames it was made of, and for no others.
+A checkpoint is used only with the frames that it was made of.
 """
 
 import random
@@ -17,7 +17,7 @@ DRAFTS = [draft(number, 1, b"item %d" % number) for number in range(6)]
 
 
 def written(*, rotated: bool = False, checkpoint: bool = False) -> SimulatedFiles:
-    """Six frames, of which it is not known how far they are synced."""
+    """Six frames without a published position."""
     files = SimulatedFiles()
     log = open_log(files)
     list(log.recover())
@@ -39,13 +39,13 @@ def lose(files: SimulatedFiles, number: int) -> None:
 
 
 def opened(files: SimulatedFiles) -> tuple[list[Frame], list[Gap], list[Frame | Gap]]:
-    """What recovery gives, and the whole log after it."""
+    """The frames and gaps that recovery yields, and the whole log after it."""
     log = open_log(files)
     found = list(log.recover())
     return [one for one in found if isinstance(one, Frame)], [one for one in found if isinstance(one, Gap)], list(log.frames())
 
 
-def test_without_either_the_last_frame_may_be_torn() -> None:
+def test_without_a_rotation_or_checkpoint_the_last_frame_may_be_torn() -> None:
     files = written()
     lose(files, 5)
     frames, gaps, _ = opened(files)
@@ -54,7 +54,7 @@ def test_without_either_the_last_frame_may_be_torn() -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_rotation_that_is_lost_vouches_for_the_segment_before_it(number: int) -> None:
+def test_a_lost_rotation_proves_that_the_segment_before_it_was_synced(number: int) -> None:
     files = written(rotated=True)
     newest = segments(files)[-1]
     files.put_file(newest, bytes(len(files.content(newest))))
@@ -64,7 +64,7 @@ def test_a_rotation_that_is_lost_vouches_for_the_segment_before_it(number: int) 
     assert [gap[:4] for gap in gaps] == [(number + 1, number + 1, number, number + 1)]
 
 
-def test_also_for_what_is_cut_off_there() -> None:
+def test_a_lost_rotation_proves_that_a_shorter_segment_before_it_is_damaged() -> None:
     files = written(rotated=True)
     oldest, newest = segments(files)
     files.put_file(newest, b"")
@@ -74,8 +74,8 @@ def test_also_for_what_is_cut_off_there() -> None:
     assert [gap[:4] for gap in gaps] == [(3, 6, 2, 6)]
 
 
-def test_not_for_what_was_appended_after_it_was_given_up() -> None:
-    """A removal that a power cut has undone: what the log holds beyond that name came later, and its groups count whole or not at all."""
+def test_a_removed_rotation_proves_nothing_about_frames_appended_later() -> None:
+    """A power cut has undone the removal of a segment. The log has frames beyond its name, appended later."""
     files = written()
     log = open_log(files)
     list(log.recover())
@@ -88,7 +88,7 @@ def test_not_for_what_was_appended_after_it_was_given_up() -> None:
     assert gaps == []
 
 
-def test_a_checkpoint_vouches_for_what_is_before_it() -> None:
+def test_a_checkpoint_proves_that_frames_before_it_were_synced() -> None:
     files = written(checkpoint=True)
     lose(files, 5)
     size = len(files.content(segments(files)[0]))
@@ -99,8 +99,7 @@ def test_a_checkpoint_vouches_for_what_is_before_it() -> None:
     assert [gap[:4] for gap in everything if isinstance(gap, Gap)] == [(6, 6, 5, 6)]
 
 
-def test_also_frame_by_frame() -> None:
-    """What it vouches for are finished groups: of one that is hurt the other frames are there."""
+def test_other_frames_of_a_damaged_group_before_a_checkpoint_are_kept() -> None:
     files = SimulatedFiles()
     log = open_log(files)
     list(log.recover())
@@ -112,8 +111,8 @@ def test_also_frame_by_frame() -> None:
     assert [gap[:4] for gap in verify(files, FOLDER, INCARNATION, PARTITION).gaps] == [(2, 2, 1, 2)]
 
 
-def test_and_counts_for_no_other_log() -> None:
-    """Everything but the checkpoint is gone, and a log is begun that looks just like the old one."""
+def test_a_checkpoint_is_not_used_for_another_log_at_the_same_position() -> None:
+    """All segments are lost, and the new log has frames of the same sequences and sizes."""
     files = written(checkpoint=True)
     for path in segments(files):
         files.remove(path)
@@ -129,8 +128,8 @@ def test_and_counts_for_no_other_log() -> None:
 
 @pytest.mark.parametrize("durability", ["interval", "os"])
 @pytest.mark.parametrize("seed", range(10))
-def test_in_every_mode_a_checkpoint_rests_on_synced_frames(durability: Durability, seed: int) -> None:
-    """Otherwise it could outlive them, and seem to fit those written in their place."""
+def test_a_checkpoint_syncs_its_frames_in_every_mode(durability: Durability, seed: int) -> None:
+    """Otherwise its frames could be lost, and it could match other frames written there later."""
     files = SimulatedFiles(random.Random(seed))
     log = open_log(files, durability)
     list(log.recover())
