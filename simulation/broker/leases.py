@@ -291,7 +291,7 @@ class LeaseModel:
         if isinstance(error, OutcomeUnknown):
             self.unsettled(sent)
             return
-        assert not held.surely_left, f"{sent} was refused, and yet somebody else has {sorted(held.surely_left)} of {held}: {error}"
+        assert not held.surely_left, f"{sent} was refused, and another lease has {sorted(held.surely_left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.answer_lost:
             sure = bool(wanted) and held.valid(self.now) and held.incarnation in self._facts.queues
             sure = sure and all(offset in held.open and held.open[offset].holder is held for offset in wanted)

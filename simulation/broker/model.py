@@ -276,13 +276,13 @@ class BrokerModel(SharedModelState):
             assert dropped, f"{item} was answered to be at {place}, where no item is: {sent}"
             item.acknowledged = item.acknowledged or item.dedup is None
         elif real is item:
-            self._stored_anew(sent, item, place, again=again)
+            self._stored_first(sent, item, place, again=again)
         else:
             same = (real.queue, real.key, real.dedup) == (item.queue, item.key, item.dedup) and item.dedup is not None
             assert same, f"{item} was answered to be at {place}, where {real} is"
             self._duplicate(sent, item, real)
 
-    def _stored_anew(self, sent: SentProduce, item: TrackedItem, place: CopyPlace, *, again: bool) -> None:
+    def _stored_first(self, sent: SentProduce, item: TrackedItem, place: CopyPlace, *, again: bool) -> None:
         fresh = sent.first and not again and not item.acknowledged
         item.acknowledged = True
         if fresh and not item.scheduled:

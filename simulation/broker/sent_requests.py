@@ -13,7 +13,7 @@ from simulation.broker.items import CopyPlace, TrackedItem, TrackedLease
 
 
 class SentRequest:
-    """One request. `make` builds the object that is submitted, anew each time."""
+    """One request. `make` builds a new object to submit, each time."""
 
     kind: ClassVar[str] = "request"
     request: requests.Request
