@@ -114,7 +114,7 @@ def record(step: Callable[[], object]) -> Recorder:
     return recorder
 
 
-# -- scenarios ---------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 
 def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
@@ -182,7 +182,7 @@ def scenarios() -> Iterator[tuple[str, Recorder]]:
         yield from in_spark(f"{folder}/spark")
 
 
-# -- output ------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def described(name: str, recorder: Recorder) -> str:

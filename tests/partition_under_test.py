@@ -151,7 +151,7 @@ class PartitionUnderTest:
         self.clock = ManualClock()
         self.wrapped = Partition(backend.open(), self.clock)
 
-    # -- producers and consumers -----------------------------------------------------------
+    # -- producers and consumers -----------------------------------------------------------------------
 
     def produce(self, *payloads: str | bytes, **options: Any) -> list[int]:
         """Produce items with the options of `items`; returns their offsets."""
@@ -229,7 +229,7 @@ class PartitionUnderTest:
             self.complete(granted.lease)
         raise AssertionError(f"{MOST_TURNS} leases, and items are still left")
 
-    # -- administrative commands ---------------------------------------------------------------------------
+    # -- administrative commands -----------------------------------------------------------------------
 
     def configure(self, **options: Any) -> int:
         """Change options of the policy (durations in microseconds); returns how many items that buried."""
@@ -256,7 +256,7 @@ class PartitionUnderTest:
     def release_cursor(self, name: str) -> None:
         self._turn(ForgetCursor(name))
 
-    # -- transfers and fences -----------------------------------------------------------
+    # -- transfers and fences --------------------------------------------------------------------------
 
     def send(self, *which: int, to: bytes = ELSEWHERE) -> int:
         return self._count(Send(which, to))
@@ -306,7 +306,7 @@ class PartitionUnderTest:
             self.wrapped.commit()
         raise AssertionError(f"{MOST_TURNS} calls, and items are still due")
 
-    # -- closing and opening ----------------------------------------------------------------------------
+    # -- closing and opening ---------------------------------------------------------------------------
 
     def open(self) -> None:
         """Open the partition again after a close or kill."""

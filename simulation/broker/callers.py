@@ -159,7 +159,7 @@ class Callers:
             self._harness.submit_and_abandon(SentLease(self._queue(), 3, 0, 1, None))
 
 
-# -- several requests in one turn ------------------------------------------------------------------------
+# -- several requests in one turn ------------------------------------------------------------------
 
 
 class TurnRunner(NamedTuple):
@@ -211,7 +211,7 @@ class ConcurrentCallers:
             harness.disk.remove_all_faults()
             self._continue(queue, sent, runner.undo)
 
-    # -- one turn ------------------------------------------------------------------------------------
+    # -- one turn --------------------------------------------------------------------------------------
 
     def _request(self, queue: int) -> SentRequest:
         """Draw a request."""
@@ -274,7 +274,7 @@ class ConcurrentCallers:
     def _loop(self, queue: int) -> Loop | None:
         return next((loop for loop in self._harness.broker.loops() if loop.engine.incarnation == queue), None)
 
-    # -- afterwards ----------------------------------------------------------------------------------
+    # -- afterwards ------------------------------------------------------------------------------------
 
     def _continue(self, queue: int, sent: list[SentRequest], undo: Callable[[], None]) -> None:
         """Repeat requests, use the leases and restore the queue's former partitions, in random order."""

@@ -98,7 +98,7 @@ class BrokerCopy:
         """(incarnation, partition handle) of every partition."""
         return ((loop.engine.incarnation, handle) for loop in self.broker.loops() for handle in loop.engine.handles.values())
 
-    # -- ways to read --------------------------------------------------------------------------------
+    # -- ways to read ----------------------------------------------------------------------------------
 
     def read(self, queue: int) -> dict[CopyPlace, bytes]:
         """All items that a cursor reads, page by page."""
@@ -213,7 +213,7 @@ class DamagedBroker:
         said = sum(part.lost for queue in self._twin.queues for part in self._twin.ask(ReadStats(queue=queue)).partitions)
         assert said == len(lost), f"{len(lost)} items are lost, and the statistics say {said}"
 
-    # -- delivering ----------------------------------------------------------------------------------
+    # -- delivering ------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
         """Every undamaged item that was not completed is delivered exactly once, from whichever queue has it."""

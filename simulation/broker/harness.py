@@ -64,7 +64,7 @@ class BrokerHarness(SimulatedMachine):
     def pending(self) -> list[SentRequest]:
         return self._pending
 
-    # -- requests -----------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
     def submit(self, sent: SentRequest) -> None:
         """Submit a request to its queue."""
@@ -84,7 +84,7 @@ class BrokerHarness(SimulatedMachine):
             self.broker.run_request(sent.incarnation, sent.request)
         except KeyboardInterrupt:
             self._forget_request(sent)
-            self.model.lost(sent)
+            self.model.answer_lost(sent)
             self._run_next_turn(sent.incarnation)
         except PenstockError as error:
             sent.request.finish(error=error)  # no effect if that was its answer already
@@ -97,7 +97,7 @@ class BrokerHarness(SimulatedMachine):
         sent.no_file_failed = not self.disk.failure_pending
         sent.no_failure_expected = self.model.inventory.all_healthy and sent.no_file_failed
         self._pending.append(sent)
-        self.model.sending(sent)
+        self.model.request_sent(sent)
 
     def _record_answer(self, sent: SentRequest, request: Request) -> None:
         """Record an answer, once."""
@@ -109,7 +109,7 @@ class BrokerHarness(SimulatedMachine):
         """Cancel a request: its caller has gone and does not get the answer."""
         self.say("   gone: %s", sent)
         if isinstance(sent, SentLease) and sent.ran_at is not None:  # its items are returned when its answer is ready
-            self.model.leases.unknown(sent)
+            self.model.leases.answer_lost(sent)
         with suppress(QueueNotFound, BrokerClosed):
             self.broker.loop(sent.incarnation).cancel(sent.request)
         self._forget_request(sent)
@@ -131,7 +131,7 @@ class BrokerHarness(SimulatedMachine):
                 self.model.inventory.changed.add(sent.incarnation)
                 loop.turn()
         if not sent.request.done:  # it waits for a disk: its items are returned when the disk has answered
-            self.model.leases.unknown(sent)
+            self.model.leases.answer_lost(sent)
         self.cancel(sent)
         if self.disk.fault_pending or not self.model.inventory.all_healthy:
             self._doubt_abandoned()
@@ -140,7 +140,7 @@ class BrokerHarness(SimulatedMachine):
     def _doubt_abandoned(self) -> None:
         """A fault may prevent that abandoned leases are returned: the model must not rely on it."""
         for sent in self._abandoned:
-            self.model.leases.unknown(sent)
+            self.model.leases.answer_lost(sent)
         self._abandoned.clear()
 
     def operate(
@@ -168,7 +168,7 @@ class BrokerHarness(SimulatedMachine):
         self._observe_and_check(lambda: then(answer) if then is not None else None)
         return answer
 
-    # -- hanging disks ------------------------------------------------------------------
+    # -- hanging disks ---------------------------------------------------------------------------------
 
     def hang_disk(self, incarnation: int, partition: int, duration: int) -> None:
         """Let the disk of a partition hang for this long."""
@@ -249,7 +249,7 @@ class BrokerHarness(SimulatedMachine):
         if in_io:
             self._too_early.append(f"{sent} was answered while partitions {in_io} were in I/O: {answer!r:.200}")
 
-    # -- turns ---------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------
 
     def turn(self, loop: Loop) -> None:
         """Run one turn of a queue."""
@@ -301,7 +301,7 @@ class BrokerHarness(SimulatedMachine):
     def advance(self, duration: int) -> None:
         for sent in [sent for sent in self._pending if not sent.first and not self.model.remembers(sent, duration)]:
             self.cancel(sent)  # callers do not wait for a repeated request beyond the time that the broker remembers it
-            self.model.lost(sent)
+            self.model.answer_lost(sent)
         self.say("   %s s pass", duration / SECOND)
         self.clock.advance(duration)
         self.model.pass_time(duration, self.clock.read().wall)
@@ -362,7 +362,7 @@ class BrokerHarness(SimulatedMachine):
                 for handle in loop.engine.handles.values():
                     checks.check_replay(handle.usable_partition)
 
-    # -- faults ------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------
 
     def inject_fault(self, fault: Fault, ahead: int) -> None:
         """Make the file call after `ahead` more calls meet this fault."""
@@ -419,7 +419,7 @@ class BrokerHarness(SimulatedMachine):
         self._unchecked, self._answers = self._answers, []
         for sent in self._pending:
             if sent not in self._unchecked:
-                self.model.lost(sent)
+                self.model.answer_lost(sent)
         self._pending.clear()
         self.model.leases.look_back(self.broker.loops())
         if power:
@@ -470,7 +470,7 @@ class BrokerHarness(SimulatedMachine):
         self.model.inventory.changed.update(loop.engine.incarnation for loop in self.broker.loops())
         self._answers, self._unchecked = self._unchecked, []
         self._observe_and_check()
-        self.model.decided()
+        self.model.last_answers_checked()
 
 
 def _storage_errors(sent: SentRequest) -> list[StorageFailed | OutcomeUnknown]:

@@ -220,7 +220,7 @@ class ItemInventory:
             for item in seen.promised:
                 self.found.setdefault(item, ItemCopies()).promised = True
 
-    # -- look-ups ---------------------------------------------------------------------------
+    # -- look-ups --------------------------------------------------------------------------------------
 
     def of(self, item: TrackedItem) -> ItemCopies:
         return self.found.get(item, NOWHERE)
@@ -259,7 +259,7 @@ class ItemInventory:
         seen = self.partitions.get((place.incarnation, place.partition))
         return seen is not None and seen.healthy
 
-    # -- checks without a model -------------------------------------------------------------------------
+    # -- checks without a model ------------------------------------------------------------------------
 
     def check_stats(self, loops: Iterable[Loop]) -> None:
         """Check that the statistics of a queue equal a recount.

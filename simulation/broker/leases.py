@@ -83,7 +83,7 @@ class LeaseModel:
     def now(self) -> int:
         return self._facts.now
 
-    # -- time and faults ----------------------------------------------------------------------------
+    # -- time and faults -------------------------------------------------------------------------------
 
     def rebooted(self, ended: int, *, power: bool) -> None:
         self._cut = self._cut or power
@@ -128,7 +128,7 @@ class LeaseModel:
                     self._doubted.add((loop.engine.incarnation, number))
         self._states.clear()
 
-    def decided(self) -> None:
+    def last_answers_checked(self) -> None:
         """The answers of the last process were checked."""
         self._doubted.clear()
         self._cut = False
@@ -137,7 +137,7 @@ class LeaseModel:
         """Forget the leases of a deleted queue."""
         self.held = [held for held in self.held if held.incarnation != incarnation]
 
-    def unknown(self, sent: SentLease) -> None:
+    def answer_lost(self, sent: SentLease) -> None:
         self.lost += 1
         if sent.incarnation not in self._facts.queues:
             return
@@ -165,19 +165,19 @@ class LeaseModel:
                 sure = sure or incarnation in unanswered
                 assert sure, f"{[seen.items[offset] for offset in given]} of partition {partition} are leased, and no caller was told"
 
-    # -- lease ---------------------------------------------------------------------------------------
+    # -- lease -----------------------------------------------------------------------------------------
 
-    def leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
+    def check_leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
         if error is not None or not self._inventory.all_healthy:
-            self.unknown(sent)
+            self.answer_lost(sent)
         if error is not None:
             return
         total = sum(handed.granted.count for handed in answer)
         assert total <= sent.want, f"{total} items were granted to {sent}"
         for handed in answer:
-            self._handed(sent, handed)
+            self._check_granted(sent, handed)
 
-    def _handed(self, sent: SentLease, handed: LeaseResult) -> None:
+    def _check_granted(self, sent: SentLease, handed: LeaseResult) -> None:
         granted = handed.granted
         items = self._facts.items
         given = {part.start + index: items[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
@@ -251,9 +251,9 @@ class LeaseModel:
                 item = given[part.start + index]
                 assert (keys[index], priorities[index]) == (item.key, item.priority), f"{item} came with key {keys[index]!r}"
 
-    # -- settling ------------------------------------------------------------------------------------
+    # -- settling --------------------------------------------------------------------------------------
 
-    def settling(self, sent: SentSettle) -> None:
+    def settle_sent(self, sent: SentSettle) -> None:
         for held, wanted in sent.wanted:
             held.busy = True
             held.leaving.update(wanted if sent.action != "extend" else ())
@@ -263,7 +263,7 @@ class LeaseModel:
             for item in sent.items:
                 item.resolving_requests += 1
 
-    def unsettled(self, sent: SentSettle) -> None:
+    def settle_lost(self, sent: SentSettle) -> None:
         """It is not known whether a settle was executed."""
         sent.answer_lost = True
         for held, _ in sent.parts:
@@ -272,7 +272,7 @@ class LeaseModel:
         for item in sent.items:
             item.not_before = item.attempt = 0
 
-    def settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
+    def check_settled(self, sent: SentSettle, answer: list[Settled | PenstockError], error: PenstockError | None) -> None:
         if error is not None:
             answer = [error] * len(sent.parts)
         if sent.answered is not None and self._facts.remembers(sent) and not any(isinstance(one, PenstockError) for one in sent.answered):
@@ -289,7 +289,7 @@ class LeaseModel:
 
     def _refused(self, sent: SentSettle, held: TrackedLease, wanted: list[int], error: PenstockError) -> None:
         if isinstance(error, OutcomeUnknown):
-            self.unsettled(sent)
+            self.settle_lost(sent)
             return
         assert not held.surely_left, f"{sent} was refused, and another lease has {sorted(held.surely_left)} of {held}: {error}"
         if isinstance(error, LeaseLost) and not sent.answer_lost:

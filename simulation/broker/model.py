@@ -73,7 +73,7 @@ class BrokerModel(SharedModelState):
         self.vanished: set[int] = set()
         """Queues deleted since the last look at which all partitions were healthy."""
 
-    # -- time ----------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------
 
     def pass_time(self, duration: int, wall: int) -> None:
         self.now += duration
@@ -92,7 +92,7 @@ class BrokerModel(SharedModelState):
             self._unsure[name] = self.now + self.windows[name[0]]
         self.priorities.rebooted()
 
-    # -- queues --------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------
 
     def opened(self, there: Sequence[QueueDescription]) -> None:
         """A new process has opened the broker: check that the queues are those that were acknowledged."""
@@ -112,9 +112,9 @@ class BrokerModel(SharedModelState):
         for incarnation in gone:
             self.deleted(incarnation)
 
-    def decided(self) -> None:
+    def last_answers_checked(self) -> None:
         """The state after an opening was checked: requests without an answer took effect before, or never will."""
-        self.leases.decided()
+        self.leases.last_answers_checked()
         self.priorities.judging = True
         if self.inventory.all_healthy:
             self.clearing.clear()
@@ -150,14 +150,14 @@ class BrokerModel(SharedModelState):
         known = item.queue in self.vanished or any(place.incarnation in self.vanished for place in item.places)
         return known or bool(last.moving)
 
-    def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
+    def clear_sent(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
         """A clear is about to be run; returns the parked keys that it will release."""
         self.clearing.add(incarnation)
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)
         return self.order.clear_parked(incarnation, partition) if chosen["buried"] else []
 
-    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
+    def check_cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
         """A clear was answered: check that no chosen item is left."""
         for item in self.items.values():
             for copy in self.inventory.of(item).live if self.inventory.before(item).live else ():
@@ -170,9 +170,9 @@ class BrokerModel(SharedModelState):
             self.clearing.discard(incarnation)
             self.seeking.discard(incarnation)
 
-    # -- requests ------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
-    def sending(self, sent: SentRequest) -> None:
+    def request_sent(self, sent: SentRequest) -> None:
         if sent.first:
             sent.since, sent.era = self.now, self.boot_count
         sent.latest_era = self.boot_count
@@ -181,18 +181,18 @@ class BrokerModel(SharedModelState):
                 item.must_not_exist = item.must_not_exist and index in sent.ids
                 self._asked[item] = sent
         elif isinstance(sent, SentSettle):
-            self.leases.settling(sent)
+            self.leases.settle_sent(sent)
 
-    def lost(self, sent: SentRequest) -> None:
+    def answer_lost(self, sent: SentRequest) -> None:
         """The answer to a request is lost."""
         sent.answer_lost = True
         if isinstance(sent, SentProduce):
             self._forget_asked(sent)
             self._unknown(sent, sent.items)
         elif isinstance(sent, SentLease):
-            self.leases.unknown(sent)
+            self.leases.answer_lost(sent)
         elif isinstance(sent, SentSettle):
-            self.leases.unsettled(sent)
+            self.leases.settle_lost(sent)
 
     def check_answer(self, sent: SentRequest) -> None:
         """Check an answer and apply it."""
@@ -201,11 +201,11 @@ class BrokerModel(SharedModelState):
             self._forget_asked(sent)
             self._produced(sent, answer, error)
         elif isinstance(sent, SentLease):
-            self.leases.leased(sent, answer, error)
+            self.leases.check_leased(sent, answer, error)
         elif isinstance(sent, SentSettle):
-            self.leases.settled(sent, [one.error() if isinstance(one, Refused) else one for one in answer or ()], error)
+            self.leases.check_settled(sent, [one.error() if isinstance(one, Refused) else one for one in answer or ()], error)
 
-    # -- produce -------------------------------------------------------------------------------------
+    # -- produce ---------------------------------------------------------------------------------------
 
     def _forget_asked(self, sent: SentProduce) -> None:
         for item in sent.items:
@@ -322,7 +322,7 @@ class BrokerModel(SharedModelState):
         """Whether it was not known, when a produce was executed, which item was the first with this dedup id."""
         return self._unsure.get(name, -1) >= sent.ran(self.now)
 
-    # -- after every turn ----------------------------------------------------------------------------
+    # -- after every turn ------------------------------------------------------------------------------
 
     def follow(self) -> None:
         """Follow the changes that no answer reports: transfers, burials, expiries and effects of administrative
@@ -475,7 +475,7 @@ class BrokerModel(SharedModelState):
             free = item.key is None or (whole and item.key not in held and not self.order.is_parked(sent.incarnation, item.key))
             assert not free, f"{sent} waits though {item} is ready: {self.inventory.of(item)}"
 
-    # -- without faults ---------------------------------------------------------------------
+    # -- without faults --------------------------------------------------------------------------------
 
     def is_idle(self, loops: Sequence[Loop]) -> bool:
         """Whether every partition is healthy and no transfer is under way."""

@@ -77,7 +77,7 @@ class Operator:
         model = self._harness.model
         return model.queues[self._chance.pick(sorted(model.queues))]
 
-    # -- width and options ---------------------------------------------------------------------------
+    # -- width and options -----------------------------------------------------------------------------
 
     def resize(self) -> None:
         queue = self._queue()
@@ -146,7 +146,7 @@ class Operator:
         if queue.name not in [info.name for info in self._harness.model.queues.values()]:
             self._create(queue.name, {})
 
-    # -- items ---------------------------------------------------------------------------------------
+    # -- items -----------------------------------------------------------------------------------------
 
     def ask(self, operation: Operation[Any]) -> Any:
         """Run an operation; returns its answer, or the error if it was refused."""
@@ -174,7 +174,7 @@ class Operator:
             chosen.setdefault(item.partition, []).append(item.offset)
         if chosen:
             model = self._harness.model
-            model.order.sending([model.items[item.batch.payloads[item.index]] for item in items], queue, to)
+            model.order.redrive_sent([model.items[item.batch.payloads[item.index]] for item in items], queue, to)
             self.ask(RedriveItems(queue=queue, items=chosen, to=to))
 
     def redrive(self) -> None:
@@ -220,11 +220,11 @@ class Operator:
             queue, partition = model.queues[self._chance.pick(parked)], None
             chosen = {name: name == "buried" for name in chosen}
         self.run_pending(queue.incarnation)
-        keys = model.clears(queue.incarnation, partition, chosen)
+        keys = model.clear_sent(queue.incarnation, partition, chosen)
         states: list[Any] = [name for name, is_chosen in chosen.items() if is_chosen]
         answer = self.ask(ClearItems(queue=queue.incarnation, states=states, partition=partition))
         if isinstance(answer, int) and model.inventory.all_healthy:
-            model.cleared(queue.incarnation, partition, chosen)
+            model.check_cleared(queue.incarnation, partition, chosen)
             model.order.released(queue.incarnation, keys)
             self._check_freed(queue.incarnation, keys)
         model.operation_done(queue.incarnation)

@@ -43,7 +43,7 @@ class KeyOrder:
             item.order = None if item.out_of_order else item.arrival
             self._lines.setdefault((item.queue, item.key), []).append(item)
 
-    # -- changes without a request ---------------------------------------------------------
+    # -- changes without a request ---------------------------------------------------------------------
 
     def follow(self) -> None:
         """Follow items that were buried, became ready again or were transferred."""
@@ -85,7 +85,7 @@ class KeyOrder:
         if item in holders and (copy.place == holders[item] or copy.place.incarnation == item.returning_to):
             del holders[item]
 
-    def sending(self, items: Iterable[TrackedItem], incarnation: int, to: int) -> None:
+    def redrive_sent(self, items: Iterable[TrackedItem], incarnation: int, to: int) -> None:
         """Items are about to be redriven: to the queue where their keys are parked for them, or away from it."""
         for item in items:
             if item.key is not None:
@@ -134,7 +134,7 @@ class KeyOrder:
     def is_parked(self, incarnation: int, key: bytes) -> bool:
         return bool(self.parked.get((incarnation, key))) or (incarnation, key) in self.maybe_parked
 
-    # -- checks of a granted lease ----------------------------------------------------------------------
+    # -- checks of a granted lease ---------------------------------------------------------------------
 
     def check(self, held: TrackedLease, per_key: int, others: list[TrackedLease], now: int) -> None:
         """Check the items of a lease against the state after the turn that granted it."""
@@ -178,7 +178,7 @@ class KeyOrder:
             assert copy is None or copy.state not in HOLDS, f"{item} was given before {earlier}, which is {self._inventory.of(earlier)}"
 
 
-# -- ages and priorities -----------------------------------------------------------------------------
+# -- ages and priorities ---------------------------------------------------------------------------
 
 
 class ReadySince(NamedTuple):

@@ -78,7 +78,7 @@ class BrokerSimulation(Simulation):
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
 
-    # -- time and faults ----------------------------------------------------------------------------
+    # -- time and faults -------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Run a turn of a queue, mostly of one that has a turn due."""
@@ -117,7 +117,7 @@ class BrokerSimulation(Simulation):
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]))
 
 
-# -- the end -----------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def _finish(harness: BrokerHarness, operator: Operator) -> None:

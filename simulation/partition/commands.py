@@ -64,7 +64,7 @@ class RandomCommands(RandomDraws):
             self._sent.append(command)
         return command
 
-    # -- consumers and producers ---------------------------------------------------------------------
+    # -- consumers and producers -----------------------------------------------------------------------
 
     def _produce(self, model: PartitionModel, now: Moment) -> c.Produce:
         batch = self.batch(self.pick([1, 1, 2, 3, 6]), now)
@@ -143,7 +143,7 @@ class RandomCommands(RandomDraws):
         self.rng.shuffle(wanted)
         return lease.number, list(dict.fromkeys(wanted)) or None
 
-    # -- operators -----------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------
 
     def _configure(self, model: PartitionModel, now: Moment) -> c.Configure:
         other = self.policy()
@@ -177,7 +177,7 @@ class RandomCommands(RandomDraws):
     def _release_cursor(self, model: PartitionModel, now: Moment) -> c.ForgetCursor:
         return c.ForgetCursor(self.pick(["audit", "lake"]))
 
-    # -- durations and sizes ------------------------------------------------------------------------------
+    # -- durations and sizes ---------------------------------------------------------------------------
 
     def pause_between_turns(self) -> int:
         return self.pick([0, 1, 50_000, 1 * SECOND, 3 * SECOND, 20 * SECOND, 90 * SECOND, 20 * MINUTE, 3 * HOUR])

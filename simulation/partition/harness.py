@@ -168,7 +168,7 @@ class PartitionHarness(SimulatedMachine):
     def model(self) -> PartitionModel:
         return self._history.model
 
-    # -- commands --------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------
 
     def send(self, command: c.Command) -> c.Answer | PenstockError | None:
         """Run a command and let the model check the answer; returns None when storage failed."""
@@ -290,7 +290,7 @@ class PartitionHarness(SimulatedMachine):
         except KeyboardInterrupt:
             self._interrupted()
 
-    # -- faults -------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         self._calls = self.disk.calls
@@ -384,7 +384,7 @@ class PartitionHarness(SimulatedMachine):
         """Damage a copy of this partition and check that the undamaged items are served."""
         damage.check_damaged_copy(self.disk, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
 
-    # -- opening -----------------------------------------------------------------------------------
+    # -- opening ---------------------------------------------------------------------------------------
 
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = FileStore.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)

@@ -43,7 +43,7 @@ class PartitionModel(ModelState):
         self.drop(dropped)
 
 
-# -- produce -----------------------------------------------------------------------------------------
+# -- produce ---------------------------------------------------------------------------------------
 
 
 def _produce(model: ModelState, command: c.Produce, now: Moment, answer: Any) -> None:
@@ -86,7 +86,7 @@ def _store(model: ModelState, command: c.Produce, index: int, now: Moment) -> in
     return offset
 
 
-# -- lease -------------------------------------------------------------------------------------------
+# -- lease -----------------------------------------------------------------------------------------
 
 
 def _lease(model: ModelState, command: c.AcquireLease, now: Moment, answer: Any) -> None:
@@ -135,7 +135,7 @@ def _take(model: ModelState, item: ModelItem, per_key: int, units: dict[bytes, i
     item.state, item.jumps = ItemState.LEASED, False
 
 
-# -- complete, retry, bury and extend ----------------------------------------------------------------
+# -- complete, retry, bury and extend --------------------------------------------------------------
 # Items of one key under one lease are a unit: they are settled in order, and when one is retried or buried the later
 # ones return.
 
@@ -286,7 +286,7 @@ def _expect(answer: Any, done: int, refused: list[int], early: list[int]) -> Non
     assert (answer.done, sorted(answer.refused), sorted(answer.early)) == expected, f"{answer}, not {expected}"
 
 
-# -- administrative commands -----------------------------------------------------------------------------
+# -- administrative commands -----------------------------------------------------------------------
 
 
 def _configure(model: ModelState, command: c.Configure, now: Moment, answer: Any) -> None:
@@ -348,7 +348,7 @@ def _release_cursor(model: ModelState, command: c.ForgetCursor, now: Moment, ans
     assert (known is None) == isinstance(answer, InvalidRequest), f"releasing a cursor at {known} gave {answer}"
 
 
-# -- due items -------------------------------------------------------------------
+# -- due items -------------------------------------------------------------------------------------
 # The partition chooses how many due items it processes at a time. Each must be due, and when it is finished none may be
 # left.
 

@@ -114,7 +114,7 @@ class ModelState:
         for one in self.live():
             one.deadline = now.elapsed + one.timeout
 
-    # -- changes of an item ---------------------------------------------------------------------------
+    # -- changes of an item ----------------------------------------------------------------------------
 
     def to_tail(self, item: ModelItem, now: Moment, *, position: int | None = None, cause: Cause = ("", 0, 0)) -> None:
         """Make an item ready behind all ready items, or, if `position` is given, at that position in the log's
@@ -164,7 +164,7 @@ class ModelState:
         """Whether an item's current lease is its last allowed attempt."""
         return bool(self.policy.max_attempts) and item.attempts + 1 >= self.policy.max_attempts
 
-    # -- requests ------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
     def known(self, request: bytes | None, now: Moment) -> Any:
         """The remembered answer to a request, if there is one."""

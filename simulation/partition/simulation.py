@@ -51,7 +51,7 @@ class PartitionSimulation(Simulation):
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
 
-    # -- steps ---------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------
 
     def work(self) -> None:
         """Run a turn of a few commands."""
@@ -111,7 +111,7 @@ class PartitionSimulation(Simulation):
     def restart(self) -> None:
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]), delete=self.chance.pick([0.0, 0.4, 1.0]))
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Consume all remaining items: each must be delivered, as it was produced."""

@@ -38,7 +38,7 @@ BUGS = PlantedBugs(BrokerSimulation)
 bug = BUGS.caught_within
 
 
-# -- transfers ---------------------------------------------------------------------------------------
+# -- transfers -------------------------------------------------------------------------------------
 
 
 @bug(40)
@@ -132,7 +132,7 @@ def a_queue_is_deleted_while_transfers_are_under_way(patch: Patch) -> None:
     patch.setattr(transfer_router, "_is_held_up", lambda incarnation, engine: False)
 
 
-# -- parked keys -------------------------------------------------------------------------------------
+# -- parked keys -----------------------------------------------------------------------------------
 
 
 @bug(100)
@@ -149,7 +149,7 @@ def clear_does_not_release_keys_parked_for_transferred_items(patch: Patch) -> No
     patch.setitem(machine._DECIDE, commands.Clear, decide)
 
 
-# -- resizing ----------------------------------------------------------------------------------------
+# -- resizing --------------------------------------------------------------------------------------
 
 
 @bug(40)
@@ -238,7 +238,7 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
     patch.setattr(Catalog, "_store", store)
 
 
-# -- the order of the whole queue ----------------------------------------------------------------------
+# -- the order of the whole queue ------------------------------------------------------------------
 
 
 @bug(40)
@@ -288,7 +288,7 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
     patch.setattr("penstock.loop.lease.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
 
 
-# -- the turn ----------------------------------------------------------------------------------------
+# -- the turn --------------------------------------------------------------------------------------
 
 
 @bug(40)
@@ -344,7 +344,7 @@ def items_with_a_key_are_stored_in_any_partition(patch: Patch) -> None:
     patch.setattr(producing, "_homes", lambda batch, request, slots: [producing.FREE] * len(batch))
 
 
-# -- uncommitted state and interrupts ------------------------------------------------------------------------
+# -- uncommitted state and interrupts --------------------------------------------------------------
 
 
 def reshape_last(patch: Patch) -> None:
@@ -421,7 +421,7 @@ def an_interrupt_executes_committed_requests_again(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_give_up", give_up)
 
 
-# -- slow disks ----------------------------------------------------------------------------------------
+# -- slow disks ------------------------------------------------------------------------------------
 
 
 @bug(40)
@@ -488,7 +488,7 @@ def deferred_requests_are_forgotten(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_runnable", runnable)
 
 
-# -- damage -------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @bug(60)
@@ -531,7 +531,7 @@ def damaged_items_are_leased_again_and_again(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_collect", collect)
 
 
-# -- closed partitions -----------------------------------------------------------------------------------
+# -- closed partitions -----------------------------------------------------------------------------
 
 
 @bug(100)
@@ -550,7 +550,7 @@ def the_summary_of_a_closed_partition_has_wrong_counts(patch: Patch) -> None:
     patch.setattr(summary, "summarize", lambda state, size: msgspec.structs.replace(right(state, size), counts=Counts(0, 0, 0, 0, 0)))
 
 
-# -- the tests -----------------------------------------------------------------------------------------
+# -- the tests -------------------------------------------------------------------------------------
 
 
 def test_every_bug_can_be_planted() -> None:

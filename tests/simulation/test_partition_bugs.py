@@ -33,7 +33,7 @@ BUGS = PlantedBugs(PartitionSimulation)
 bug = BUGS.caught_within(SHORT_RUN)
 
 
-# -- leases ------------------------------------------------------------------------------------------
+# -- leases ----------------------------------------------------------------------------------------
 
 
 @bug
@@ -74,7 +74,7 @@ def one_attempt_too_many_is_allowed(patch: Patch) -> None:
     patch.setattr(State, "attempts", lambda self, offset: self.failures[offset].attempts - 1 if offset in self.failures else -1)
 
 
-# -- order -------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 @bug
@@ -116,7 +116,7 @@ def later_items_of_a_unit_are_not_returned(patch: Patch) -> None:
     patch.setattr(LiveLease, "later_of_key", lambda self, offset: [])
 
 
-# -- time --------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 @bug
@@ -138,7 +138,7 @@ def elapsed_time_follows_the_wall_clock(patch: Patch) -> None:
     patch.setattr(Partition, "now", lambda self: Moment(max(self.state.moment.elapsed, self._clock.read().wall), self._clock.read().wall))
 
 
-# -- remembered ids ------------------------------------------------------------------------------------------
+# -- remembered ids --------------------------------------------------------------------------------
 
 
 @bug
@@ -152,7 +152,7 @@ def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
     patch.setattr(AnswerWindow, "restore", lambda self, name, deadline, value: None)
 
 
-# -- storage -----------------------------------------------------------------------------------------
+# -- storage ---------------------------------------------------------------------------------------
 
 
 @bug
@@ -211,7 +211,7 @@ def items_are_read_in_the_wrong_order(patch: Patch) -> None:
     patch.setattr(Partition, "items", lambda self, runs: right(self, runs)[::-1])
 
 
-# -- damage ------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @bug
@@ -282,7 +282,7 @@ def damage_is_not_recorded(patch: Patch) -> None:
     patch.setattr(Partition, "_lose", lambda self, runs: None)
 
 
-# -- the tests ---------------------------------------------------------------------------------------
+# -- the tests -------------------------------------------------------------------------------------
 
 
 def test_every_bug_can_be_planted() -> None:

@@ -65,7 +65,7 @@ class RulesStateMachine(RuleBasedStateMachine):
         self.sent: dict[bytes, c.Command] = {}
         self._apply([Opened(1, "boot", 0)])
 
-    # -- callers -------------------------------------------------------------------------------------
+    # -- callers ---------------------------------------------------------------------------------------
 
     @rule(items=ITEMS, request=REQUESTS)
     def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]], request: bytes | None) -> None:
@@ -111,7 +111,7 @@ class RulesStateMachine(RuleBasedStateMachine):
     def repeat(self, data: st.DataObject) -> None:
         self._send(self.sent[data.draw(st.sampled_from(sorted(self.sent)))])
 
-    # -- operators -----------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------
 
     @rule(policy=POLICIES)
     def configure(self, policy: Policy) -> None:
@@ -135,7 +135,7 @@ class RulesStateMachine(RuleBasedStateMachine):
     def redrive(self, chosen: list[int] | None) -> None:
         self._send(c.Redrive([offset for offset in chosen if offset < len(self.model.items)] if chosen is not None else None))
 
-    # -- time ----------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------
 
     @rule(duration=st.sampled_from([1, 1 * SECOND, 10 * SECOND, 2 * MINUTE, 1 * HOUR]))
     def pass_time(self, duration: int) -> None:
@@ -158,7 +158,7 @@ class RulesStateMachine(RuleBasedStateMachine):
         self.state = base.load(body)
         assert base.dump(self.state) == body
 
-    # -- checks ------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     @invariant()
     def agrees_with_the_model(self) -> None:
