@@ -1,9 +1,9 @@
-"""Write the tables of item fields in docs/format.md and docs/spark.md anew, from src/penstock/words/fields.py.
+"""Generate the tables of item fields in docs/format.md and docs/spark.md from src/penstock/words/fields.py.
 
     python scripts/field_tables.py            writes them
-    python scripts/field_tables.py --check    fails, and names the file, where one is not up to date
+    python scripts/field_tables.py --check    names each file that is not up to date, and fails if there is one
 
-A table stands between two marks; what is written here is everything between them.
+A table is everything between two HTML comments in the document.
 """
 
 import sys
@@ -33,7 +33,7 @@ def frame_columns() -> str:
     """The columns of a DATA frame."""
     rows = []
     for field, column in STORED:
-        if field.name != "key_id":  # told with the key
+        if field.name != "key_id":  # described with the key
             how = f"{column.layout.each}{_join(column.layout.each)}{column.format_note}" if column.format_note else column.layout.each
             rows.append(("–" if column.bit < 0 else str(column.bit), field.name, how, column.layout.constant))
     return _table(("bit", "column", "stored as", "when constant"), rows)
@@ -44,19 +44,19 @@ def _join(before: str) -> str:
 
 
 def items_table() -> str:
-    """The columns of table items in Spark's types."""
-    rows = [(one.name, one.dataType.simpleString(), "; ".join(_said(BY_NAME[one.name]))) for one in spark_schema(ITEMS)]
+    """The columns of the items table, with Spark's types."""
+    rows = [(one.name, one.dataType.simpleString(), "; ".join(_descriptions(BY_NAME[one.name]))) for one in spark_schema(ITEMS)]
     return _table(("column", "type", ""), rows)
 
 
-def _said(field: Field) -> Iterable[str]:
+def _descriptions(field: Field) -> Iterable[str]:
     yield field.meaning[0].lower() + field.meaning[1:]
     if field.name in NOTES:
         yield NOTES[field.name]
 
 
 def written_columns() -> str:
-    """The columns that a DataFrame may have to be written."""
+    """The columns that a DataFrame may have when it is written to a queue."""
     rows = [(name, SPARK_TYPES.get(BY_NAME[name].type, arrow.accepted_types(name)), _limits(BY_NAME[name])) for name in GIVEN]
     return _table(("column", "type", "limits"), rows)
 
@@ -75,8 +75,8 @@ def _limits(field: Field) -> str:
 
 def _table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [tuple(head), *rows]
-    told = [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines]
-    return "\n".join([told[0], "|---" * len(lines[0]) + "|", *told[1:]])
+    formatted = [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines]
+    return "\n".join([formatted[0], "|---" * len(lines[0]) + "|", *formatted[1:]])
 
 
 TABLES = {
@@ -85,8 +85,8 @@ TABLES = {
 }
 
 
-def written(text: str, tables: dict[str, str]) -> str:
-    """A document with its tables as they should be."""
+def with_tables(text: str, tables: dict[str, str]) -> str:
+    """A document with its tables replaced."""
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by scripts/field_tables.py -->", f"<!-- end of {name} -->"
         before, rest = text.split(begin)
@@ -99,7 +99,7 @@ def main(check: bool) -> int:
     for file, tables in TABLES.items():
         path = DOCS / file
         text = path.read_text("utf-8")
-        right = written(text, {name: make() for name, make in tables.items()})
+        right = with_tables(text, {name: make() for name, make in tables.items()})
         if check and text != right:
             print(f"docs/{file} is not up to date; run python scripts/field_tables.py")
             stale = 1

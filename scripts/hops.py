@@ -1,13 +1,13 @@
-"""Which modules a call passes through: the hop lists of docs/architecture.md.
+"""Record which modules a call passes through: the hop lists of docs/architecture.md.
 
     python scripts/hops.py                 print them
     python scripts/hops.py --write         put them into docs/architecture.md
-    python scripts/hops.py --check         say whether the paths in docs/architecture.md are those of today
-    python scripts/hops.py --calls NAME    print every call of one of them, indented by depth
+    python scripts/hops.py --check         fail if the paths in docs/architecture.md are not up to date
+    python scripts/hops.py --calls NAME    print every call of one scenario, indented by depth
 
-Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. Its path are the modules on the call stack when one of
-the steps is reached for which it is made: a decision, a change of state, an append to a log, a sync, a look at the state. Everything else
-that is called (ids, limits, checks, encodings) returns to where it was called from; it counts among the modules and calls.
+Each scenario runs once to warm up and once under `sys.setprofile`, in every thread. Its path is the list of modules on
+the call stack when one of `STEPS` is called: a decision, a change of state, an append to a log, a sync, a query. All
+other calls (ids, limits, checks, encodings) count only in the numbers of modules and calls.
 """
 
 import argparse
@@ -30,7 +30,7 @@ BEGIN, END = "<!-- hops: written by scripts/hops.py -->", "<!-- end of hops -->"
 
 
 class Call(NamedTuple):
-    """One call of a function of Penstock."""
+    """One call of a Penstock function."""
 
     module: str
     function: str
@@ -47,7 +47,7 @@ BEFORE = {
     "a Spark write, staged by a task, published by the driver, adopted by the owner": 20,
     "a Spark consume: a grant is taken, and the one before completed": 26,
 }
-"""Hops at commit a7a7161, before operations were data (ADR 20): this script with the names of that time."""
+"""Hops at commit a7a7161, before operations were data (ADR 20), measured by this script with the names of that time."""
 STEPS = {
     ("rules/machine", "decide"),
     ("rules/machine", "apply"),
@@ -58,11 +58,11 @@ STEPS = {
     ("logs/files/inbox", "put_blob"),
     ("broker/queries", "stats"),
 }
-"""What a call is made for: modules, and their functions."""
+"""(Module, function) of the steps whose call stacks make up a path."""
 
 
 class Recorder:
-    """Records the calls of Penstock's functions, in the order in which they begin."""
+    """Records the calls of Penstock functions, in the order in which they begin."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -85,7 +85,7 @@ class Recorder:
         return {call.module for call in self.calls}
 
     def path(self) -> list[Call]:
-        """Of the modules on the way to the steps, the call by which each is entered first."""
+        """For each module on the call stack of a step, the call by which it was entered first."""
         found: dict[str, Call] = {}
         for call in self.calls:
             if (call.module, call.function.rpartition(".")[2]) in STEPS:
@@ -107,14 +107,14 @@ def recorded() -> Iterator[Recorder]:
 
 
 def record(step: Callable[[], object]) -> Recorder:
-    """The calls of one step, which has run before."""
+    """Run a function twice; returns the calls of the second run."""
     step()
     with recorded() as recorder:
         step()
     return recorder
 
 
-# -- scenarios ---------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 
 def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
@@ -131,14 +131,14 @@ def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
         failing = [queue.lease(), queue.lease()]
         yield "retry to the dead queue", record(lambda: failing.pop().retry())
         dead = broker.queue("dead")
-        while dead.stats().ready < 2:  # the letters are on their way
+        while dead.stats().ready < 2:  # the dead letters are being transferred
             pass
         yield "redrive", record(lambda: broker.redrive("dead", to="others", limit=1))
         yield "stats", record(queue.stats)
 
 
 def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
-    """What Spark's driver and tasks do, without a JVM, beside the owner, which looks into its inbox whenever the driver waits."""
+    """What Spark's driver and tasks do, without a JVM. The owner processes its inbox whenever the driver waits."""
     import pyarrow as pa
 
     from penstock.broker.embedded import EmbeddedBroker
@@ -182,10 +182,10 @@ def scenarios() -> Iterator[tuple[str, Recorder]]:
         yield from in_spark(f"{folder}/spark")
 
 
-# -- output ------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
-def told(name: str, recorder: Recorder) -> str:
+def described(name: str, recorder: Recorder) -> str:
     path = recorder.path()
     shown = " → ".join(f"`{call.module}` {call.function.rpartition('.')[2]}" for call in path)
     counts = f"{len(path)} hops (before: {BEFORE[name]}; {len(recorder.modules())} modules and {len(recorder.calls)} calls in all)"
@@ -193,7 +193,7 @@ def told(name: str, recorder: Recorder) -> str:
 
 
 def _paths(text: str) -> set[str]:
-    """Scenarios and their paths, without the counts, which differ a little from run to run."""
+    """Scenarios and their paths, without the counts, which vary from run to run."""
     return {re.sub(r", \d+ hops \(.*?\)", "", line) for line in text.splitlines() if line.startswith("**")}
 
 
@@ -208,7 +208,7 @@ def main() -> int:
         for call in found[given.calls].calls:
             print(f"{'  ' * len(call.stack)}{call.module} {call.function}")
         return 0
-    text = "\n\n".join(told(name, recorder) for name, recorder in found.items())
+    text = "\n\n".join(described(name, recorder) for name, recorder in found.items())
     if not given.write and not given.check:
         print(text)
         return 0
@@ -217,7 +217,7 @@ def main() -> int:
     if given.check:
         stale = _paths(text) - _paths(rest.partition(END)[0])
         for line in sorted(stale):
-            print(f"docs/architecture.md has another path than {line}; run python scripts/hops.py --write", file=sys.stderr)
+            print(f"docs/architecture.md has another path; it is now {line}; run python scripts/hops.py --write", file=sys.stderr)
         return 1 if stale else 0
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}", "utf-8")
     return 0

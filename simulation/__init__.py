@@ -1,1 +1,2 @@
-"""Simulations of a partition and of a whole broker, each run from one seed beside a model. They belong to the tests, not to the wheel."""
+"""Simulations of a partition and of a broker. Each run follows from one seed and is compared with a model. Not part of
+the wheel."""

@@ -1,8 +1,9 @@
 """Damage to a log: bits flipped in its files, or a segment deleted.
 
-Owns: `LogDamage` (damage to one log, and which items it took) and `check_served` (which of them may and must be found again).
-Damage is done to a copy of a simulated disk; the simulation itself goes on undamaged. Random numbers come from a generator of its own, so
-that the other steps of a seed are the same with and without damage.
+Owns: `LogDamage` (damages one log and records which items it hit) and `check_served` (which items must be found after
+it).
+Damage is done to a copy of a simulated disk; the simulation continues on the undamaged disk. Damage uses its own random
+generator, so the other steps of a seed are the same with and without it.
 """
 
 import random
@@ -21,16 +22,16 @@ MOST_FLIPS = 3
 
 
 class FramePosition(NamedTuple):
-    """A frame as it lies in a file."""
+    """A frame and its byte range in a file."""
 
     path: str
     start: int
     stop: int
-    """Behind its last byte that counts: what pads it is not looked at."""
+    """The end of its checksum; padding follows, which readers ignore."""
     sequence: int
     type: int
     base: int
-    count: int  # type: ignore[assignment]  # tuple.count is not missed
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nothing here uses
 
     @property
     def items(self) -> set[int]:
@@ -38,7 +39,7 @@ class FramePosition(NamedTuple):
 
 
 def frame_positions(files: SimulatedFiles, path: str) -> list[FramePosition]:
-    """The frames of a segment that is whole."""
+    """The frames of an undamaged segment."""
     content, at, found = files.content(path), 0, []
     while at < len(content):
         header = parse_header(content[at : at + HEADER_BYTES])
@@ -49,12 +50,12 @@ def frame_positions(files: SimulatedFiles, path: str) -> list[FramePosition]:
 
 
 class LogDamage:
-    """Damage to one log whose files are whole and synced. Frames that hold no items are spared, as far as no segment is deleted."""
+    """Damages one log whose files are complete and synced. Bits are flipped only in frames that hold items."""
 
     def __init__(self, files: SimulatedFiles, folder: str, rng: random.Random, say: StepPrinter) -> None:
         paths = [path for path in sorted(files.contents()) if path.startswith(folder) and path.endswith(".log")]
         self.items: set[int] = set()
-        """Those that were taken; some of them may have been let go by retention before."""
+        """Offsets in the damaged frames; retention may have dropped some of them before."""
         deleted = rng.choice(paths[:-1]) if len(paths) > 1 and rng.random() < 0.5 else ""
         data = [frame for path in paths if path != deleted for frame in _valid(files, path, paths) if frame.items]
         for frame in rng.sample(data, min(len(data), rng.randint(0 if deleted else 1, MOST_FLIPS))):
@@ -70,7 +71,8 @@ class LogDamage:
 
 
 def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[FramePosition]:
-    """The frames of a segment that count: behind a failed sync, what the next segment has again does not."""
+    """The valid frames of a segment: after a failed sync its last frames may be repeated in the next segment, and only
+    those count."""
     next_path = next((other for other in paths if other > path), None)
     name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
     return [frame for frame in frame_positions(files, path) if name is None or frame.sequence < name.first_sequence]
@@ -79,13 +81,16 @@ def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Frame
 def check_served(
     found: Collection[T], before: Iterable[T], damaged: set[T], what: str, *, sure: bool, named: Callable[[set[T]], object]
 ) -> None:
-    """Of the items there were before, every whole one was found, once, and, if it is `sure` that damage shows, none of the damaged."""
+    """Check that every undamaged item of `before` was found exactly once. With `sure`, no damaged item may be found.
+
+    `what` is the verb for the messages (read, listed, delivered); `named` formats a set of items for them.
+    """
     there = set(before)
     whole = there - damaged
     missed = whole - set(found)
-    assert not missed, f"{named(missed)} are whole, and were not {what}"
+    assert not missed, f"{named(missed)} are not damaged and were not {what}"
     wrong = set(found) - (whole if sure else there)
-    assert not wrong, f"{named(wrong)} were {what}: they are damaged, done or new"
+    assert not wrong, f"{named(wrong)} were {what}: they are damaged, completed or were not there before"
     assert len(found) == len(set(found)), f"some of {found} were {what} twice"
 
 

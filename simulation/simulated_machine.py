@@ -1,6 +1,6 @@
-"""The machine that a simulation runs on: its disk and its clock, and how they go wrong.
+"""The simulated disk and clock that a simulation runs on, and their faults.
 
-Owns: `FaultInjectingFiles`, which can be looked at without disturbing it and tells interrupts from failures; `InterruptingClock`; `SimulatedMachine`.
+Owns: `FaultInjectingFiles` (a disk that checks can read without faults), `InterruptingClock`, `SimulatedMachine`.
 """
 
 import random
@@ -14,13 +14,14 @@ from simulation.simulation import StepPrinter
 
 
 class FaultInjectingFiles(SimulatedFiles):
-    """A simulated disk that can be read as if nothing were ever wrong with it, and whose faults can wait for a certain sync."""
+    """A simulated disk. Checks can read it without meeting faults, and a fault can be set to follow a sync of a given
+    file."""
 
     _waiting: tuple[str, Fault, int] | None = None
-    """(Part of a path, fault, how many calls after the next sync of such a file.)"""
+    """(Part of a path, fault, number of calls between the next sync of such a file and the fault.)"""
 
     def fail_after_sync(self, path: str, how: Fault, ahead: int) -> None:
-        """Make a call go wrong soon after a file was synced whose path contains this."""
+        """Put a fault `ahead` calls after the next sync of a file whose path contains `path`."""
         self._waiting = (path, how, ahead)
 
     def sync(self, handle: int) -> None:
@@ -35,7 +36,7 @@ class FaultInjectingFiles(SimulatedFiles):
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Calls in here meet no fault and do not count."""
+        """File calls inside this context meet no fault and are not counted."""
         kept = self.calls, self._faults, self._next_write_fails, self._capacity, self._readonly
         self._faults, self._next_write_fails, self._capacity, self._readonly = {}, False, None, False
         try:
@@ -45,12 +46,12 @@ class FaultInjectingFiles(SimulatedFiles):
 
     @property
     def fault_pending(self) -> bool:
-        """Whether something may still go wrong."""
+        """Whether a later call may meet a fault."""
         return bool(self._faults or self._waiting or self.failure_pending)
 
     @property
     def failure_pending(self) -> bool:
-        """Whether a call may still fail, or the process end. An interrupt is neither."""
+        """Whether a later call may fail or halt the process. Interrupts do not count."""
         faults = [*self._faults.values(), *([] if self._waiting is None else [self._waiting[1]])]
         return any(fault != "interrupt" for fault in faults) or self._next_write_fails or self._capacity is not None or self._readonly
 
@@ -66,12 +67,12 @@ class FaultInjectingFiles(SimulatedFiles):
 
 
 class InterruptingClock(ManualClock):
-    """A manual clock; whoever reads it may be interrupted, at a point of a turn at which no file is used."""
+    """A manual clock that can raise `KeyboardInterrupt` when it is read: an interrupt between two file calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.interrupt_after: int | None = None
-        """So many more times it is read; then `KeyboardInterrupt` is raised, once."""
+        """The number of reads before one read raises `KeyboardInterrupt`; None: no read does."""
 
     def read(self) -> Moment:
         if self.interrupt_after is not None:
@@ -83,7 +84,7 @@ class InterruptingClock(ManualClock):
 
 
 class SimulatedMachine:
-    """The disk and the clock that something is run on, and how it is switched off."""
+    """A simulated disk and a clock; its process can be killed and its power cut."""
 
     def __init__(self, seed: int, clock: ManualClock, say: StepPrinter) -> None:
         self.say = say
@@ -91,17 +92,17 @@ class SimulatedMachine:
         self.disk = FaultInjectingFiles(random.Random(seed))
 
     def inject_fault(self, fault: Fault, ahead: int) -> None:
-        """One of the next file calls will go wrong."""
+        """Make the file call after `ahead` more calls meet this fault."""
         self.say("   call %d will meet %s", self.disk.calls + ahead, fault)
         self.disk.fail(self.disk.calls + ahead, fault)
 
     def kill_process(self) -> None:
-        """Kill the process: everything that it wrote is there."""
+        """Kill the process: everything that it wrote stays on the disk."""
         self.disk.kill()
         self.say("   killed: %r", self.disk)
 
     def cut_power(self, downtime: int) -> None:
-        """Cut the power: what was not synced is kept, lost or torn, and elapsed time begins anew."""
+        """Cut the power: unsynced bytes are kept, lost or torn at random, and elapsed time starts again at zero."""
         self.disk.crash()
         self.clock.reboot(downtime)
         self.say("   power cut: %r", self.disk)

@@ -1,8 +1,9 @@
-"""The skeleton of both simulations: random steps from one seed, told line by line, and a failure that says how to repeat it.
+"""The common base of both simulations: it runs random steps from one seed, and a failure says how to repeat it.
 
-Owns: `Simulation` (the loop over the steps, the repro line, the command line), `Chance` (where random choices come from) and
-`StepPrinter` (who is told what happens).
-A failure is an AssertionError whose last line repeats it: `python -m simulation.partition --seed 1234`, run from the repository root.
+Owns: `Simulation` (the loop over the steps, the command line), `RandomDraws` (all random choices) and `StepPrinter`
+(prints each step).
+A failure is an AssertionError whose last line is the command that repeats it: `python -m simulation.partition --seed
+1234`, run from the repository root.
 """
 
 import argparse
@@ -21,7 +22,8 @@ T = TypeVar("T")
 
 
 class StepPrinter:
-    """Tells what happens, if anybody listens. A line is formatted only then, as in logging: `say("%d items", count)`."""
+    """Passes lines to a listener, if there is one. Lines are formatted only then, as in logging: `say("%d items",
+    count)`."""
 
     def __init__(self, listener: Callable[[str], None] | None) -> None:
         self._listener = listener
@@ -34,17 +36,18 @@ class StepPrinter:
 class RandomDraws:
     """Random choices, all drawn from one generator.
 
-    Each seed has its own habits (how often a key, a schedule, a dedup id …), so that rare mixtures come up in some seeds.
+    Each seed first draws how often it uses a key, a schedule, a dedup id and so on, so that rare mixtures occur in some
+    seeds.
     """
 
     request_rate: ClassVar[float]
-    """How many requests have an id, where the habit of a seed is to give one to all."""
+    """The share of requests with an id in a seed whose own rate is 1."""
 
     def __init__(self, rng: random.Random, habits: Sequence[str], keys: Sequence[bytes]) -> None:
         self.rng = rng
         self.rates = {name: rng.random() for name in habits}
         self.keys = keys[: rng.randint(1, len(keys))]
-        """Those that this seed uses."""
+        """The keys that this seed uses."""
         self._requests = 0
 
     def happens(self, probability: float) -> bool:
@@ -54,7 +57,8 @@ class RandomDraws:
         return self.rng.choice(among)
 
     def column(self, count: int, habit: str, value: Callable[[], T], rate: float = 1.0) -> list[T | None] | None:
-        """One value for each item of a batch, or None: as often as the habit of this seed has it, and then not for every item."""
+        """A column of a batch: None, or a value for about 80 % of the items. How often it is None depends on this
+        seed's habit."""
         if not self.happens(rate * self.rates[habit]):
             return None
         return [value() if self.happens(0.8) else None for _ in range(count)]
@@ -68,13 +72,13 @@ class RandomDraws:
 
 
 class Simulation(ABC):
-    """The run of one seed. A subclass sets `chance` and calls `use` before it is run."""
+    """The run of one seed. A subclass sets `chance` and calls `set_steps` in its constructor."""
 
     name: ClassVar[str]
-    """The package: what the repro line names."""
+    """The name of the package, for the command that repeats a failure."""
     default_steps: ClassVar[int]
     damage_rate: ClassVar[float]
-    """How often, per step, a copy of the disk is damaged and used."""
+    """The probability, after each step, that a copy of the disk is damaged and checked."""
     chance: RandomDraws
 
     def __init__(self, seed: int, steps: int | None = None, say: Callable[[str], None] | None = None) -> None:
@@ -82,10 +86,10 @@ class Simulation(ABC):
         self.steps = self.default_steps if steps is None else steps
         self.say = StepPrinter(say)
         self._damage_rng = random.Random(f"damage {seed}")
-        """Of its own, as is that of each damage, so that the other steps are the same with and without it."""
+        """Separate, as is that of each damage, so that the other steps are the same with and without damage."""
 
     def set_steps(self, weights: Mapping[str, int], *actors: object) -> None:
-        """Take the steps from these: a step is a method of the first actor that has one of that name."""
+        """Set the steps: each name is a method of the first of the actors that has one."""
         self._kinds = list(weights)
         self._weights = list(accumulate(weights.values()))
         self._actions: dict[str, Callable[[], None]] = {
@@ -93,7 +97,7 @@ class Simulation(ABC):
         }
 
     def run(self) -> None:
-        """Take all steps; raises AssertionError when something is not as it should be."""
+        """Take all steps; raises AssertionError when a check fails."""
         with _rare_collections():
             try:
                 self.begin()
@@ -111,7 +115,7 @@ class Simulation(ABC):
                 raise AssertionError(f"{what}\npython -m simulation.{self.name} --seed {self.seed}{steps}") from error
 
     def step(self, action: Callable[[], None]) -> None:
-        """Take one step; when a file call halts the simulated process, another process goes on."""
+        """Take one step. When a file call halts the simulated process, a new process opens the disk."""
         try:
             action()
         except Halt:
@@ -119,19 +123,19 @@ class Simulation(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """What comes before the first step."""
+        """Prepare the first step."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Let everything that is left be worked on: it must all be delivered."""
+        """Consume all remaining items; fail if one is not delivered."""
 
     @abstractmethod
     def crash_and_reopen(self, power: bool) -> None:
-        """End the process, perhaps by a power cut, and start another one."""
+        """End the process, by a kill or a power cut, and start a new one."""
 
     @abstractmethod
     def damage_a_copy(self, rng: random.Random) -> None:
-        """Damage a copy of the disk and use it."""
+        """Damage a copy of the disk and check what it still serves."""
 
     @classmethod
     def main(cls) -> None:
@@ -147,7 +151,7 @@ class Simulation(ABC):
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Collect garbage once a run instead of thousands of times: what one seed leaves behind is small."""
+    """Collect garbage once per run, which is faster; one seed leaves little garbage."""
     enabled = gc.isenabled()
     gc.collect(1)
     gc.disable()

@@ -1,7 +1,8 @@
-"""What every test may use, and how the run as a whole is judged.
+"""Options and hooks of the whole test run.
 
-Owns: the `--seeds` and `--seed` options, which worker gets which tests, and the rule that nothing skips in CI.
-A test that takes an argument named `seeds` gets a range of simulation seeds, in portions small enough to be shared out to workers.
+Owns: the `--seeds` and `--seed` options, the distribution of tests to workers, and the rule that no test is skipped in
+CI.
+A test that takes an argument named `seeds` gets a range of simulation seeds; each portion is a test case of its own.
 """
 
 import os
@@ -13,10 +14,10 @@ from typing import Any
 import pytest
 
 PORTION = 25
-"""Seeds of one test case: enough to be worth starting, few enough that two workers end together."""
+"""Seeds per test case: few enough that two workers end at about the same time."""
 SPARK = "tests/spark/"
 LONG = [SPARK, "tests/simulation/", "tests/crash/", "tests/broker/test_adopting_faults.py", "tests/broker/test_fences.py"]
-"""Where tests take seconds each: they are begun first, so that short ones are left when the workers end."""
+"""Tests that take seconds each. They start first, so that only short ones are left at the end of the run."""
 
 _skipped: list[str] = []
 
@@ -41,9 +42,9 @@ def seed_portions(total: int, only: int | None) -> list[range]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One worker gets, first of all, the tests that share a JVM; every other test goes to whoever is free.
+    """Give one worker all tests that share a JVM, before all others; every other test goes to any free worker.
 
-    (`--dist=loadgroup` would say the same, but xdist 3.8 loses its groups with pytest 9.2.)
+    (`--dist=loadgroup` would do the same, but xdist 3.8 loses its groups with pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -56,12 +57,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def shares_jvm(module: Path) -> bool:
-    """Whether tests of a module take the session that is made once a worker (tests/spark/conftest.py)."""
+    """Whether tests of a module take the fixture `spark`, the session that each worker makes once
+    (tests/spark/conftest.py)."""
     return re.search(r"\bspark: ", module.read_text("utf-8")) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a worker the long tests come first. (xdist moves the largest group, that of Spark, before all others.)"""
+    """In a worker, run the long tests first. (xdist moves the largest group, that of Spark, before all others.)"""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: next((place for place, path in enumerate(LONG) if item.nodeid.startswith(path)), len(LONG)))
 
@@ -78,7 +80,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI a skipped test is a failed run: what did not run has shown nothing."""
+    """In CI a skipped test fails the run."""
     if _skipped and os.environ.get("CI") == "true":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

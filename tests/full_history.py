@@ -1,6 +1,7 @@
-"""A history in which everything happens that can happen to a partition whose disk is sound.
+"""A history of a partition that contains every kind of record but Lost.
 
-Owns: `everything`, for tests that ask whether a whole state survives something. It leaves something in every part of the state.
+Owns: `write_every_record`, for tests that check whether a whole state survives something. No part of the state is left
+empty.
 """
 
 from penstock.rules.commands import FollowUpBatch
@@ -9,7 +10,7 @@ from tests.partition_under_test import ELSEWHERE, PartitionUnderTest, items
 
 
 def write_every_record(partition: PartitionUnderTest) -> None:
-    """Work the partition until every kind of record but Lost has been written and no part of the state is empty."""
+    """Use the partition until every kind of record but Lost was written and no part of the state is empty."""
     partition.configure(on_bury="park", ttl=10_000 * SECOND, priority_aging=30 * SECOND)
     _produce(partition)
     _settle(partition)
@@ -18,7 +19,7 @@ def write_every_record(partition: PartitionUnderTest) -> None:
     _operate(partition)
     _transfer(partition)
     _resize(partition)
-    _leave_something_of_everything(partition)
+    _fill_every_part(partition)
 
 
 def _produce(partition: PartitionUnderTest) -> None:
@@ -95,7 +96,7 @@ def _resize(partition: PartitionUnderTest) -> None:
     partition.produce("1", "2", key="whole slots", priority=0)
 
 
-def _leave_something_of_everything(partition: PartitionUnderTest) -> None:
+def _fill_every_part(partition: PartitionUnderTest) -> None:
     partition.produce("later", at=partition.after(500))
     for key in ("parked", "held", "slow"):
         partition.produce("1", "2", "3", key=key, priority=0)

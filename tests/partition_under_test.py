@@ -1,8 +1,8 @@
-"""One partition under test: a log of any backend, a clock under control, and short verbs.
+"""A partition under test: on a log of any backend, with a manual clock and short methods for all commands.
 
-Owns: `Home` (a place that outlives a log; one subclass a backend), `HOMES` (every backend the rules are tested on) and `PartitionUnderTest`.
-A backend joins by a subclass of `Home` and a line in `HOMES`.
-Every verb is a turn of its own: it is committed before it returns. Times are seconds here, and microseconds everywhere else.
+Owns: `PartitionBackend` (stores the log of a partition), `PARTITION_BACKENDS` (the backends that tests run on) and
+`PartitionUnderTest`. A new backend is a subclass of `PartitionBackend` and a line in `PARTITION_BACKENDS`.
+Every method that runs a command commits it before it returns. Times are seconds here, microseconds everywhere else.
 """
 
 from abc import ABC, abstractmethod
@@ -63,25 +63,25 @@ from simulation.partition.checks import check_replay
 
 INCARNATION, PARTITION = 0x0123_4567_89AB_CDEF, 7
 ELSEWHERE = pack_destination(0xDEAD, 3)
-"""Another partition, where items are sent unless a test says otherwise."""
+"""The partition to which items are sent by default."""
 MOST_TURNS = 1_000
-"""More than any test here needs: whoever goes on has met a bug."""
+"""More turns than any test needs; more count as an endless loop."""
 
 
 class PartitionBackend(ABC):
-    """Where a backend keeps the log of one partition."""
+    """Stores the log of one partition, beyond the life of a log object."""
 
     @abstractmethod
     def open(self) -> Log:
-        """Open the log, made when missing; the caller recovers."""
+        """Open the log, created if missing; the caller recovers it."""
 
     @abstractmethod
     def kill(self, log: Log) -> None:
-        """End the log's owner without a word: nothing more is written."""
+        """End the log's owner as by a kill: nothing more is written."""
 
 
 class MemoryPartitionBackend(PartitionBackend):
-    """A list, handed from one owner to the next."""
+    """A list of frames that all log objects share."""
 
     def __init__(self) -> None:
         self._kept: list[Frame] = []
@@ -94,7 +94,7 @@ class MemoryPartitionBackend(PartitionBackend):
 
 
 class FilePartitionBackend(PartitionBackend):
-    """A directory on the real disk. Power cuts are the simulation's; here processes are killed at most: nothing need wait for the disk."""
+    """A directory on the real disk. Durability "os" is enough: these tests kill processes but cut no power."""
 
     def __init__(self, path: Path, durability: Durability = "os") -> None:
         self._path = path / "log"
@@ -125,7 +125,7 @@ def items(
     ttl: float = 0,
     dedups: Sequence[str | None] | None = None,
 ) -> Batch:
-    """A batch from plain words. `key`, `priority`, `at` (wall microseconds) and `ttl` hold for every item."""
+    """A batch of these payloads. `key`, `priority`, `at` (wall microseconds) and `ttl` apply to every item."""
     bodies = [payload.encode() if isinstance(payload, str) else payload for payload in payloads]
     count = len(bodies)
     named = [key] * count if key is not None else keys
@@ -144,17 +144,17 @@ def items(
 
 
 class PartitionUnderTest:
-    """A partition and the means to work it."""
+    """A partition and short methods for all commands."""
 
-    def __init__(self, home: PartitionBackend) -> None:
-        self.home = home
+    def __init__(self, backend: PartitionBackend) -> None:
+        self.backend = backend
         self.clock = ManualClock()
-        self.wrapped = Partition(home.open(), self.clock)
+        self.wrapped = Partition(backend.open(), self.clock)
 
-    # -- a consumer's and a producer's verbs -----------------------------------------------------------
+    # -- producers and consumers -----------------------------------------------------------------------
 
     def produce(self, *payloads: str | bytes, **options: Any) -> list[int]:
-        """Store items with the options of `items`; their offsets."""
+        """Produce items with the options of `items`; returns their offsets."""
         return list(self.store(items(payloads, **options)).offsets)
 
     def store(self, batch: Batch, request: str | None = None, source: bytes | None = None, sequence: int = 0) -> Stored:
@@ -179,7 +179,7 @@ class PartitionUnderTest:
         return answer
 
     def lease_strays(self, departed: Mapping[int, int], want: int = 100) -> list[int]:
-        """Lease, and give what is answered to be astray instead."""
+        """Ask for a lease of which strays are expected; returns the offsets of the strays."""
         answer = self._turn(AcquireLease(want, moved_slots=slots_departed(departed)))
         return answer.offsets if isinstance(answer, StraysFound) else []
 
@@ -215,11 +215,11 @@ class PartitionUnderTest:
         return cast(ItemCount, self._turn(CompleteUnleased(which, consumer, lapsed))).items
 
     def lease_texts(self, want: int = 100, **options: Any) -> list[str]:
-        """Lease, and give the payloads."""
+        """Lease items; returns their payloads."""
         return self.texts(self.lease(want, **options))
 
     def drain(self, want: int = 1) -> list[str]:
-        """Lease `want` at a time and complete, until there is nothing: the order in which items are served."""
+        """Lease `want` items at a time and complete them until none is left; returns the payloads in that order."""
         served: list[str] = []
         for _ in range(MOST_TURNS):
             granted = self.lease(want)
@@ -227,12 +227,12 @@ class PartitionUnderTest:
                 return served
             served += self.texts(granted)
             self.complete(granted.lease)
-        raise AssertionError(f"{MOST_TURNS} leases and there is still something to serve")
+        raise AssertionError(f"{MOST_TURNS} leases, and items are still left")
 
-    # -- an operator's verbs ---------------------------------------------------------------------------
+    # -- administrative commands -----------------------------------------------------------------------
 
     def configure(self, **options: Any) -> int:
-        """Change options of the policy (durations in microseconds, as there); how many items that buried."""
+        """Change options of the policy (durations in microseconds); returns how many items that buried."""
         return self._count(Configure(msgspec.structs.replace(self.wrapped.state.policy, **options)))
 
     def pause(self, *, lease: bool | None = None, produce: bool | None = None) -> None:
@@ -256,7 +256,7 @@ class PartitionUnderTest:
     def release_cursor(self, name: str) -> None:
         self._turn(ForgetCursor(name))
 
-    # -- a queue's verbs: transfers and fences -----------------------------------------------------------
+    # -- transfers and fences --------------------------------------------------------------------------
 
     def send(self, *which: int, to: bytes = ELSEWHERE) -> int:
         return self._count(Send(which, to))
@@ -265,11 +265,11 @@ class PartitionUnderTest:
         return self._count(ConfirmTransfer(to, sequence, base))
 
     def deliver(self, base: int = -1, *, to: bytes = ELSEWHERE) -> int:
-        """Say that the first transfer for a destination arrived there."""
+        """Confirm that the first transfer to a destination has arrived."""
         return self.confirm(self.wrapped.state.outbox[to][0].sequence, base, to=to)
 
     def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
-        """The slots of these keys came here from `source`; gives the number of their fence."""
+        """Add a fence for the slots of these keys, moved here from `source`; returns its number."""
         barrier = FenceSpec(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
         self._turn(AddFences(version or self.wrapped.state.fence_version + 1, [barrier]))
         return self.wrapped.state.fences_given
@@ -290,63 +290,63 @@ class PartitionUnderTest:
         return self.clock.read().wall
 
     def after(self, seconds: float) -> int:
-        """The wall time so many seconds from now."""
+        """The wall time `seconds` from now."""
         return self.wall + int(seconds * SECOND)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass and do what came due."""
+        """Advance the clock and process everything that is due."""
         self.clock.advance(int(seconds * SECOND))
         self.run_due()
 
     def run_due(self, limit: int = 2_000) -> int:
-        """Do everything that is due; in how many goes of `limit` items."""
-        for goes in range(MOST_TURNS):
+        """Process everything that is due, `limit` items at a time; returns the number of calls."""
+        for calls in range(MOST_TURNS):
             if not self.wrapped.due(limit):
-                return goes
+                return calls
             self.wrapped.commit()
-        raise AssertionError(f"{MOST_TURNS} goes and there is still something due")
+        raise AssertionError(f"{MOST_TURNS} calls, and items are still due")
 
-    # -- the end, and after ----------------------------------------------------------------------------
+    # -- closing and opening ---------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open again what was closed or killed."""
-        self.wrapped = Partition(self.home.open(), self.clock)
+        """Open the partition again after a close or kill."""
+        self.wrapped = Partition(self.backend.open(), self.clock)
 
     def restart(self) -> None:
-        """Close, and open again."""
+        """Close and open again."""
         self.wrapped.close()
         self.open()
 
     def kill(self) -> None:
-        """End the owner without a word, and open again."""
-        self.home.kill(self.wrapped.log)
+        """End the owner as by a kill, and open again."""
+        self.backend.kill(self.wrapped.log)
         self.open()
 
     def check(self) -> None:
-        """What must hold whatever happened: counts are true, log and Base both tell the state, to the byte, and every record moved items
-        along the table of their life."""
+        """Check the invariants and end the owner: counts are right, replaying the log and reading a Base give exactly
+        this state, and every record changed items as the table of transitions allows."""
         assert list(self.counts) == self.recount()
         dumped = base.dump(self.wrapped.state)
         assert base.dump(base.load(dumped)) == dumped
         if not self.wrapped.gaps:
             check_replay(self.wrapped)
-        self.home.kill(self.wrapped.log)
-        log = self.home.open()
+        self.backend.kill(self.wrapped.log)
+        log = self.backend.open()
         assert base.dump(replay(log)[0]) == dumped
-        self.home.kill(log)
+        self.backend.kill(log)
 
-    # -- looking ---------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------
 
     @property
     def counts(self) -> Counts:
         return self.wrapped.state.counts
 
     def recount(self) -> list[int]:
-        """The counts, item by item."""
-        lives = [self.state_of(offset) for offset in range(self.wrapped.state.next_offset)]
+        """The counts, from the state of every item."""
+        states = [self.state_of(offset) for offset in range(self.wrapped.state.next_offset)]
         return [
-            lives.count(life)
-            for life in (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
+            states.count(state)
+            for state in (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
         ]
 
     def state_of(self, offset: int) -> ItemState | None:
@@ -380,12 +380,13 @@ def slot(key: str) -> int:
 
 
 def granted_offsets(granted: LeaseAnswer) -> list[int]:
-    """Every offset of a lease, in order."""
+    """Every offset of a lease, as granted."""
     return offsets(granted.runs)
 
 
 def slots_departed(marks: Mapping[int, int] | None, awaited: Sequence[str] = ()) -> MovedSlots | None:
-    """These slots live elsewhere, each from its mark on; all others here. Elsewhere, what is `awaited` waits for its keys' lines here."""
+    """Slots that moved to another partition, each from its mark on. Keys in `awaited` wait there for their lines
+    here."""
     if not marks:
         return None
     owners = bytearray(routing.SLOTS)

@@ -1,6 +1,6 @@
-"""A check that deciding changes nothing: neither the state, nor what is derived from it, nor the command.
+"""A check that `decide` changes neither the state, nor anything derived from it, nor the command.
 
-Owns: `watch_decisions`, which makes every `machine.decide` and `decide_due` of a test fail when it does.
+Owns: `watch_decisions`, which makes every `machine.decide` and `decide_due` of a test fail if it changes something.
 """
 
 from collections import deque
@@ -38,9 +38,10 @@ def _watched(decide: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _snapshot(thing: object) -> object:
-    """All that a state holds, down to the last slot, the order inside heaps included.
+    """A comparable copy of everything that an object holds, including the order inside heaps.
 
-    Two parts count by their contents only: a Grant opens its items, and a Calendar sorts a bucket, when it is first asked for them.
+    Two types are compared by their contents only: a LiveLease unpacks its items, and a Calendar sorts a bucket, at
+    first use.
     """
     if isinstance(thing, LiveLease):
         fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)
@@ -58,4 +59,4 @@ def _snapshot(thing: object) -> object:
     if type(thing).__module__.startswith("penstock."):
         names = [*getattr(type(thing), "__slots__", ()), *getattr(thing, "__dict__", ())]
         return [(name, _snapshot(getattr(thing, name))) for name in names]
-    return repr(thing)  # arrays, bytearrays, sets: all that is in them
+    return repr(thing)  # arrays, bytearrays, sets: repr shows all elements

@@ -1,6 +1,7 @@
-"""The shape of the source, checked: who may import whom, where time and chance come from, how long a file may get.
+"""Checks of the source: which layer may import which, where time and random numbers come from, how long a file may be.
 
-The rules are DESIGN §11 and STYLE's habits; where one of these fails, the source is wrong, not the list, unless an ADR says otherwise.
+The rules are DESIGN §11 and STYLE's habits. When a test fails, change the source, not the list, unless an ADR says
+otherwise.
 """
 
 import ast
@@ -21,15 +22,15 @@ LAYERS = ["words", "rules", "logs", "loop", "operations", "tables", "broker", "a
 EDGES = {"cli", "spark"}
 """Folders that together are the topmost layer."""
 OPERATIONS = {"operations", "reports"}
-"""Modules in the package itself that are a layer of their own: what can be asked of a broker, and what is answered."""
+"""Modules directly in the package that form a layer: the operations of a broker and their answers."""
 FRONT = len(LAYERS)
-"""Modules that lie directly in the package: the public face, which may import every layer and is imported by none."""
+"""The height of all other modules directly in the package: they may import every layer, and no layer imports them."""
 
 PURE = {
     *("__future__", "abc", "array", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq"),
     *("itertools", "math", "operator", "penstock", "struct", "types", "typing", "msgspec", "xxhash"),
 }
-"""What rules may import: nothing in here waits, reads a clock, rolls a die or touches a file."""
+"""Modules that rules may import: none of them waits, reads a clock, draws random numbers or uses files."""
 
 CLOCK_AND_CHANCE = {"time", "random", "secrets", "uuid"}
 MAX_LINES = 650
@@ -91,7 +92,7 @@ def test_imports_go_downward() -> None:
 
 
 def test_nothing_imports_testing() -> None:
-    """Only `penstock` itself names it, to give it as an attribute."""
+    """Only the top-level module may, which has it as an attribute."""
     found = {module for module in modules_outside_testing() for name in own_imports(module) if folder(name) == "testing"}
     assert found <= {"penstock"}
 
@@ -112,7 +113,7 @@ def test_the_simulation_imports_only_the_package_and_what_that_needs() -> None:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """What is imported, as it is written."""
+    """The imported modules, as they are written."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -135,17 +136,18 @@ OF_FILES = {
     "penstock.spark.jobs.manifest",
     "penstock.spark.scratch",
 }
-"""Modules above logs/ that are about files: the commands that verify and repair them, and Spark's own scratch files and archives."""
+"""Modules above logs/ that may use files: the commands that verify and repair them, Spark's scratch files and
+archives."""
 
 
-def test_nothing_above_logs_knows_files() -> None:
-    """Which kind of store there is, is chosen in logs/backends.py; everything above works on any."""
+def test_nothing_above_logs_imports_the_file_backend() -> None:
+    """logs/backends.py chooses the store; everything above works on any store."""
     above = [module for module in modules_outside_testing() if folder(module) not in ("logs", "rules", "words") and module not in OF_FILES]
     assert [f"{module} imports {name}" for module in above for name in own_imports(module) if name.startswith("penstock.logs.files")] == []
 
 
-def test_nobody_reaches_behind_a_home() -> None:
-    """The API, workers, commands and Spark speak operations: how a home answers them is its own business."""
+def test_no_edge_imports_the_inside_of_a_home() -> None:
+    """The API, workers, commands and Spark use operations only, not the code that answers them."""
     behind = ("penstock.broker.changes", "penstock.broker.queries", "penstock.broker.inbox", "penstock.loop.loop", "penstock.loop.turn")
     edges = [module for module in modules_outside_testing() if folder(module) in ("api", "worker", "cli", "spark")]
     assert [f"{module} imports {name}" for module in edges for name in own_imports(module) if name in behind] == []
@@ -177,13 +179,13 @@ def test_no_file_is_too_long() -> None:
     assert long == []
 
 
-def test_every_module_says_what_it_owns() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [module for module, tree in sources().items() if tree.body and not ast.get_docstring(tree)]
     assert silent == []
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """In the whole package; the two APIs have the same ones, and a name that begins with _ is nobody else's business."""
+    """A class name exists once in the package, except in both APIs and names that begin with _."""
     modules = [module for module in sources() if not module.startswith("penstock.api._async")]
     names = [node.name for module in modules for node in sources()[module].body if isinstance(node, ast.ClassDef)]
     twice = {name for name in names if names.count(name) > 1 and not name.startswith("_")}
@@ -200,7 +202,7 @@ def test_no_file_names_a_package_host() -> None:
 
 
 def files_under_version_control() -> list[Path]:
-    """Those git knows, and those it would add."""
+    """Tracked files, and untracked ones that are not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [ROOT / name for name in names if (ROOT / name).is_file()]

@@ -1,7 +1,7 @@
 """Producers and workers of a simulated broker.
 
-Owns: `Callers`: what they ask, and what they do when an answer does not come. A worker acts at once, stalls, dies, or comes back late
-with a lease that is no longer its own. `Crowd`: several of them in one turn, in which something goes wrong.
+Owns: `Callers` (their requests, and repetitions of requests whose answers were lost; workers settle at once, late or
+never) and `ConcurrentCallers` (several requests in one turn that meets a fault).
 """
 
 import errno
@@ -21,11 +21,11 @@ from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest,
 
 VERBS: list[SettleAction] = ["complete", "complete", "complete", "retry", "retry", "bury", "extend"]
 
-CROWD_FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt", "halt", "interrupt", "interrupt"]
+SHARED_TURN_FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt", "halt", "interrupt", "interrupt"]
 WIDTHS = [1, 1, 2, 3, 4, 8]
 CATALOG = "/0000000000000000/"
-"""In the paths of the catalog's files."""
-CROWD_TURNS = 20
+"""Part of the paths of the catalog's files."""
+MOST_RECOVERY_TURNS = 20
 
 
 class Callers:
@@ -35,20 +35,20 @@ class Callers:
         self._harness = harness
         self._chance = chance
         self.sent: list[SentRequest] = []
-        """Requests with an id, which may be asked again."""
+        """Requests with an id, which may be repeated."""
 
     def _queue(self) -> int:
         return self._chance.pick(sorted(self._harness.model.queues))
 
-    def note(self, sent: SentRequest) -> None:
-        """It may be asked again, if it has an id."""
+    def remember(self, sent: SentRequest) -> None:
+        """Remember a request that has an id, so that it may be repeated."""
         if sent.request_id is not None and sent not in self.sent:
             self.sent.append(sent)
 
     def _ask(self, sent: SentRequest, at_once: float = 0.6) -> None:
-        """Ask, and mostly let a turn answer at once."""
+        """Submit a request and, mostly, run a turn that answers it."""
         self._harness.submit(sent)
-        self.note(sent)
+        self.remember(sent)
         if self._chance.happens(at_once):
             for loop in self._harness.broker.loops():
                 if loop.engine.incarnation == sent.incarnation:
@@ -59,11 +59,11 @@ class Callers:
 
     def new_produce(self, incarnation: int) -> SentProduce:
         chance, model = self._chance, self._harness.model
-        batch, tags = chance.batch(incarnation, chance.pick([1, 1, 2, 3, 6]), self._harness.clock.read().wall)
-        for tag in tags:
-            model.tags[tag.payload] = tag
+        batch, items = chance.batch(incarnation, chance.pick([1, 1, 2, 3, 6]), self._harness.clock.read().wall)
+        for item in items:
+            model.items[item.payload] = item
         limited = model.queues[incarnation].options.max_items
-        return SentProduce(incarnation, batch, tags, chance.request_id(), 10 * SECOND if limited else chance.pick([0, 0, 10 * SECOND]))
+        return SentProduce(incarnation, batch, items, chance.request_id(), 10 * SECOND if limited else chance.pick([0, 0, 10 * SECOND]))
 
     def lease(self) -> None:
         self._ask(self.new_lease(self._queue()))
@@ -76,13 +76,15 @@ class Callers:
         return SentLease(incarnation, want, timeout, per_key, chance.request_id(), wait)
 
     def watch(self) -> None:
-        """Somebody follows a queue."""
+        """Wait for new items of a queue."""
         queue = self._queue()
-        partitions = {number: len(seen.lives) for (owner, number), seen in self._harness.model.census.partitions.items() if owner == queue}
+        partitions = {
+            number: len(seen.states) for (owner, number), seen in self._harness.model.inventory.partitions.items() if owner == queue
+        }
         self._ask(SentWatch(queue, partitions, 20 * SECOND))
 
     def settle(self) -> None:
-        """A worker is done with something; mostly it is still in time."""
+        """Settle items of a lease, mostly of one that is still valid."""
         if self._chance.happens(0.1):
             self._settle_several()
             return
@@ -110,7 +112,7 @@ class Callers:
         return SentSettle(verb, [(held, wanted)], request, delay=delay, counted=chance.happens(0.85), timeout=timeout)
 
     def _settle_several(self) -> None:
-        """One call for items of several leases."""
+        """Settle items of several leases in one request."""
         model, chance = self._harness.model, self._chance
         idle = [held for held in model.leases.held[-12:] if not held.busy and held.incarnation in model.queues]
         queue = chance.pick(idle).incarnation if idle else 0
@@ -119,7 +121,7 @@ class Callers:
             self._ask(SentSettle(chance.pick(VERBS), [(held, None) for held in several], chance.request_id()))
 
     def some_lease(self, queue: int | None = None) -> TrackedLease | None:
-        """A lease whose holder waits for nothing, mostly a good one; of one queue, or of any."""
+        """A lease of this or any queue without a pending request, mostly a valid one."""
         model = self._harness.model
         idle = [held for held in model.leases.held if not held.busy and queue in (None, held.incarnation)]
         good = [held for held in idle if held.open and held.valid(model.now)]
@@ -130,26 +132,26 @@ class Callers:
     def _with_follow_ups(self, held: TrackedLease, wanted: list[int] | None, request: bytes | None) -> SentSettle:
         chance, model = self._chance, self._harness.model
         target = self._queue()
-        batch, tags = chance.batch(target, chance.pick([1, 2]), self._harness.clock.read().wall, plain=True)
-        sent = SentSettle("complete", [(held, wanted)], request, then=[(target, batch)], follow_ups=tags)
-        for tag in tags:
-            tag.parents, tag.scheduled = list(sent.tags), True
-            model.tags[tag.payload] = tag
+        batch, items = chance.batch(target, chance.pick([1, 2]), self._harness.clock.read().wall, plain=True)
+        sent = SentSettle("complete", [(held, wanted)], request, then=[(target, batch)], follow_ups=items)
+        for item in items:
+            item.parents, item.scheduled = list(sent.items), True
+            model.items[item.payload] = item
         return sent
 
     def repeat(self) -> None:
-        """An answer was lost, or came late: the caller asks again with the same request id."""
+        """Repeat an earlier request with the same request id, as after a lost answer."""
         known = [sent for sent in self.sent if sent.incarnation in self._harness.model.queues and self.may_repeat(sent)]
         if known:
             self._ask(self._chance.pick(known[-8:]), at_once=1)
 
     def may_repeat(self, sent: SentRequest) -> bool:
-        """Whether its caller has an answer, or none will come, and the broker still knows the request by its id."""
+        """Whether a request is not pending and the broker still remembers its id."""
         busy = isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)
         return sent.request_id is not None and self._harness.model.remembers(sent) and sent not in self._harness.pending and not busy
 
     def leave(self) -> None:
-        """A caller that waits gives up."""
+        """Cancel a waiting lease request, or abandon a new one."""
         waiting = [sent for sent in self._harness.pending if isinstance(sent, SentLease)]
         if waiting and self._chance.happens(0.5):
             self._harness.cancel(self._chance.pick(waiting))
@@ -157,26 +159,27 @@ class Callers:
             self._harness.submit_and_abandon(SentLease(self._queue(), 3, 0, 1, None))
 
 
-# -- several at the same time ------------------------------------------------------------------------
+# -- several requests in one turn ------------------------------------------------------------------
 
 
 class TurnRunner(NamedTuple):
-    """Who runs the turn."""
+    """The caller that runs the turn."""
 
     run: Callable[[], None]
     undo: Callable[[], None]
-    """Gives the queue the partitions that it had."""
+    """Restores the queue's former partitions."""
     reshapes: bool = False
-    """Whether it gives the queue other partitions."""
+    """Whether `run` changes the queue's partitions."""
 
 
 class ConcurrentCallers:
-    """Callers whose requests share one turn, in which something goes wrong.
+    """Callers whose requests share one turn that meets a fault.
 
-    Produces, leases, settles and an operator's command wait in one inbox; then one file call of the turn that serves them fails, or the
-    process ends there, or whoever runs the turn is interrupted. Afterwards those who were not served ask again, holders use their leases,
-    and the queue goes back to the number of partitions it had, with new items of every key before and after: if a partition has taken
-    anything from another one that was undone, it shows here. The model judges all of it; nothing here expects a certain answer.
+    Produces, leases, settles and an administrative operation are pending together. In the turn that serves them a file
+    call fails, or the process ends, or the thread that runs the turn is interrupted. Afterwards refused callers repeat
+    their requests, holders use their leases, and the queue gets its former number of partitions, with new items of some
+    keys produced before and after. This shows whether a partition relied on something of another partition that was
+    undone. The model checks all answers.
     """
 
     def __init__(self, harness: BrokerHarness, chance: RandomInput, callers: Callers, operator: Operator) -> None:
@@ -186,32 +189,32 @@ class ConcurrentCallers:
         self._operator = operator
 
     def share_failing_turn(self) -> None:
-        """One turn for several requests, in which something goes wrong, and what its callers do then."""
+        """Run one turn for several requests, with a fault, and then what the callers do."""
         harness, chance = self._harness, self._chance
         queue = chance.pick(sorted(harness.model.queues))
-        if chance.happens(0.6):  # leases that are answered, and not synced when the turn begins
+        if chance.happens(0.6):  # leases that are answered but not synced when the turn begins
             self._ask(SentLease(queue, chance.pick([1, 2, 3]), chance.pick([0, 5 * MINUTE]), 1, None))
-        leader = self._leader(queue)
+        runner = self._turn_runner(queue)
         sent: list[SentRequest] = []
         for _ in range(chance.rng.randint(1, 4)):
             sent.append(self._request(queue))
             harness.submit(sent[-1])
-            self._callers.note(sent[-1])
-        self._disturb(leader.reshapes)
+            self._callers.remember(sent[-1])
+        self._disturb(runner.reshapes)
         try:
-            leader.run()
+            runner.run()
         except Halt:
             harness.crash_and_reopen(power=chance.happens(0.5))
         harness.forget_interrupts()
         self._operator.look_up(queue)
         if chance.happens(0.8):
             harness.disk.remove_all_faults()
-            self._go_on(queue, sent, leader.undo)
+            self._continue(queue, sent, runner.undo)
 
-    # -- one turn ------------------------------------------------------------------------------------
+    # -- one turn --------------------------------------------------------------------------------------
 
     def _request(self, queue: int) -> SentRequest:
-        """Something that may wait in an inbox."""
+        """Draw a request."""
         chance = self._chance
         kind = chance.pick(["produce", "produce", "named", "named", "named", "lease", "settle"])
         held = self._callers.some_lease(queue) if kind == "settle" else None
@@ -225,13 +228,13 @@ class ConcurrentCallers:
         return self._produce(queue, names, chance.request_id())
 
     def _produce(self, queue: int, names: Sequence[tuple[bytes | None, bytes | None]], request_id: bytes | None = None) -> SentProduce:
-        batch, tags = self._chance.keyed(queue, names)
-        for tag in tags:
-            self._harness.model.tags[tag.payload] = tag
-        return SentProduce(queue, batch, tags, request_id, 10 * SECOND)
+        batch, items = self._chance.keyed(queue, names)
+        for item in items:
+            self._harness.model.items[item.payload] = item
+        return SentProduce(queue, batch, items, request_id, 10 * SECOND)
 
-    def _leader(self, queue: int) -> TurnRunner:
-        """Who runs the turn: an operator with a word of its own, one of the callers, or nobody of them."""
+    def _turn_runner(self, queue: int) -> TurnRunner:
+        """Draw who runs the turn: an operator with an administrative operation, a caller, or the queue's own loop."""
         chance, operator, info = self._chance, self._operator, self._harness.model.queues[queue]
         width = len(info.active)
         undo = partial(operator.resize_to, queue, width)
@@ -253,14 +256,15 @@ class ConcurrentCallers:
         return TurnRunner(partial(self._turn, queue), undo)
 
     def _disturb(self, reshapes: bool) -> None:
-        """One of the next file calls goes wrong. Most turns make a few; a resize makes many, some of them after its record is synced."""
+        """Inject a fault into one of the next file calls. A resize makes many calls, some of them after its record is
+        synced."""
         harness, chance = self._harness, self._chance
         if chance.happens(0.1):
             harness.interrupt_at_clock(chance.rng.randint(1, 20))
         elif reshapes and chance.happens(0.7):
-            harness.arm_after_sync(CATALOG, chance.pick(CROWD_FAULTS), chance.rng.randint(1, 4))
+            harness.arm_after_sync(CATALOG, chance.pick(SHARED_TURN_FAULTS), chance.rng.randint(1, 4))
         else:
-            harness.inject_fault(chance.pick(CROWD_FAULTS), chance.rng.randint(1, chance.pick([3, 6, 12, 30])))
+            harness.inject_fault(chance.pick(SHARED_TURN_FAULTS), chance.rng.randint(1, chance.pick([3, 6, 12, 30])))
 
     def _turn(self, queue: int) -> None:
         loop = self._loop(queue)
@@ -270,14 +274,14 @@ class ConcurrentCallers:
     def _loop(self, queue: int) -> Loop | None:
         return next((loop for loop in self._harness.broker.loops() if loop.engine.incarnation == queue), None)
 
-    # -- afterwards ----------------------------------------------------------------------------------
+    # -- afterwards ------------------------------------------------------------------------------------
 
-    def _go_on(self, queue: int, sent: list[SentRequest], undo: Callable[[], None]) -> None:
-        """Callers ask again, holders use their leases, and the queue gets its former partitions back."""
-        self._settle_down(queue)
+    def _continue(self, queue: int, sent: list[SentRequest], undo: Callable[[], None]) -> None:
+        """Repeat requests, use the leases and restore the queue's former partitions, in random order."""
+        self._recover(queue)
         actions = [
             partial(self._use_leases, queue),
-            partial(self._go_back, queue, undo),
+            partial(self._restore_partitions, queue, undo),
             *(partial(self._repeat, one) for one in sent if isinstance(one, SentProduce)),
         ]
         self._chance.rng.shuffle(actions)
@@ -285,18 +289,18 @@ class ConcurrentCallers:
             if queue in self._harness.model.queues:
                 action()
 
-    def _settle_down(self, queue: int) -> None:
-        """A partition that failed is tried again; what is under way within the queue arrives."""
-        if not self._harness.model.census.all_healthy:
+    def _recover(self, queue: int) -> None:
+        """Run turns until failing partitions were tried again and transfers within the queue have arrived."""
+        if not self._harness.model.inventory.all_healthy:
             self._harness.advance(1 * SECOND)
-        for _ in range(CROWD_TURNS):
+        for _ in range(MOST_RECOVERY_TURNS):
             loop = self._loop(queue)
-            if loop is None or loop not in self._harness.wanting():
+            if loop is None or loop not in self._harness.loops_due():
                 return
             self._harness.turn(loop)
 
     def _use_leases(self, queue: int) -> None:
-        """Whoever holds something extends it, or settles it; others ask for items meanwhile."""
+        """Lease more items, and settle or extend valid leases."""
         model = self._harness.model
         self._ask(SentLease(queue, 3, 0, 1, None))
         for held in [held for held in model.leases.held if held.incarnation == queue and held.open and held.valid(model.now)][-3:]:
@@ -304,14 +308,14 @@ class ConcurrentCallers:
                 self._ask(SentSettle(self._chance.pick(VERBS), [(held, None)], None))
 
     def _repeat(self, sent: SentProduce) -> None:
-        """A producer asks again, as the error tells it to: the same request, or new items with the same dedup ids."""
+        """Repeat a produce, as its error asks for: the same request, or new items with the same dedup ids."""
         if self._callers.may_repeat(sent):
             self._ask(sent)
-        elif any(tag.dedup is not None for tag in sent.tags):
-            self._ask(self._produce(sent.incarnation, [(tag.key, tag.dedup) for tag in sent.tags if tag.dedup is not None]))
+        elif any(item.dedup is not None for item in sent.items):
+            self._ask(self._produce(sent.incarnation, [(item.key, item.dedup) for item in sent.items if item.dedup is not None]))
 
-    def _go_back(self, queue: int, undo: Callable[[], None]) -> None:
-        """New items of some keys, then the partitions of before, then again new items of these keys."""
+    def _restore_partitions(self, queue: int, undo: Callable[[], None]) -> None:
+        """Produce items of some keys, restore the former partitions, and produce items of these keys again."""
         names = self._chance.some_keys()
         self._ask(self._produce(queue, names))
         undo()
@@ -320,8 +324,8 @@ class ConcurrentCallers:
             self._ask(SentLease(queue, 10, 5 * MINUTE, 1, None))
 
     def _ask(self, sent: SentRequest) -> None:
-        """Ask, and let a turn answer."""
+        """Submit a request and run a turn."""
         if sent.incarnation in self._harness.model.queues:
             self._harness.submit(sent)
-            self._callers.note(sent)
+            self._callers.remember(sent)
             self._turn(sent.incarnation)

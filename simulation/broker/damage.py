@@ -1,8 +1,8 @@
-"""A copy of a simulated broker's disk is damaged, at rest or while a broker has it open, and used.
+"""Damages a copy of a simulated broker's disk, closed or while a broker has it open, and checks what it still serves.
 
-Owns: `check_damaged_copy`. Cursors read, items are listed, some are redriven to another queue, the rest is leased and completed.
-What must hold: every undamaged item is read, listed and, if it was not done, delivered, once; exactly the damaged ones are counted as lost;
-no queue runs turn after turn without end.
+Owns: `check_damaged_copy`. Items are read by cursors, listed, redriven to another queue, leased and completed.
+Checked: every undamaged item is read, listed and, if it was not completed, delivered exactly once; exactly the damaged
+items are counted as lost; no queue runs turns without end.
 """
 
 import copy
@@ -38,7 +38,8 @@ ROUNDS = [MINUTE, 6 * MINUTE, *[HOUR] * 2, *[DAY] * 3]
 """How long to wait before each round of work."""
 OPTIONS = {"max_attempts": 0, "retention": {"max_age": 0, "max_bytes": 0, "max_segments": 0}, "max_items": 0}
 CLEARED: list[Literal["buried"]] = ["buried"]
-"""Nothing is buried when this is said: it frees the keys that are parked for what went to a dead queue, and may be lost there."""
+"""Nothing is buried when this is cleared: it releases keys that are parked for items in a dead queue, which may be lost
+there."""
 
 CopyPlace: TypeAlias = tuple[int, int, int]
 """Incarnation, partition, offset."""
@@ -62,45 +63,45 @@ class BrokerCopy:
     def queues(self) -> list[int]:
         return [loop.engine.incarnation for loop in self.broker.loops()]
 
-    def rest(self) -> None:
-        """Run turns until no queue wants one."""
+    def run_until_idle(self) -> None:
+        """Run turns until no queue has one due."""
         for _ in range(MOST_TURNS):
             loops = loops_due(self.broker)
             if not loops:
                 return
             self.rng.choice(loops).turn()
-        raise AssertionError("a damaged broker finds no rest")
+        raise AssertionError("a damaged broker runs turns without end")
 
-    def calm(self) -> None:
-        """Let what fails be tried again, and what is under way arrive."""
+    def recover_all(self) -> None:
+        """Run turns until no partition fails and every transfer has arrived."""
         for _ in range(12):
-            self.rest()
-            members = [member for loop in self.broker.loops() for member in loop.engine.handles.values()]
-            if all(member.is_usable or member.closed for member in members) and not any(
+            self.run_until_idle()
+            handles = [handle for loop in self.broker.loops() for handle in loop.engine.handles.values()]
+            if all(handle.is_usable or handle.closed for handle in handles) and not any(
                 loop.engine.transfer_step.outgoing_count for loop in self.broker.loops()
             ):
                 return
             self.clock.advance(1 * SECOND)
-        raise AssertionError("partitions fail, or transfers do not arrive, though nothing goes wrong any more")
+        raise AssertionError("partitions still fail, or transfers do not arrive, though no more faults are injected")
 
     def ask(self, operation: Operation[A]) -> A:
         answer = self.broker.call(operation)
-        self.rest()
+        self.run_until_idle()
         return answer
 
     def call(self, queue: int, request: requests.Request) -> Any:
         self.broker.loop(queue).submit(request)
-        self.rest()
+        self.run_until_idle()
         return request.result()
 
     def states(self) -> Iterator[tuple[int, Any]]:
-        """(incarnation, member) of every partition."""
-        return ((loop.engine.incarnation, member) for loop in self.broker.loops() for member in loop.engine.handles.values())
+        """(incarnation, partition handle) of every partition."""
+        return ((loop.engine.incarnation, handle) for loop in self.broker.loops() for handle in loop.engine.handles.values())
 
-    # -- ways to read --------------------------------------------------------------------------------
+    # -- ways to read ----------------------------------------------------------------------------------
 
     def read(self, queue: int) -> dict[CopyPlace, bytes]:
-        """Everything that a cursor is given, page by page."""
+        """All items that a cursor reads, page by page."""
         at: dict[int, int] = {}
         found: dict[CopyPlace, bytes] = {}
         limit = self.rng.choice([1, 3, 20, 1_000])
@@ -125,7 +126,7 @@ class BrokerCopy:
 
 
 def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: StepPrinter) -> None:
-    """Damage a copy of a broker's disk, whose process is gone, and use it."""
+    """Damage a copy of a broker's disk and use it; raises AssertionError when a check fails."""
     files = files.copy()
     files.clear_faults()
     files.set_free_bytes(None)
@@ -135,7 +136,7 @@ def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes:
     for queue in twin.queues:
         twin.broker.call(UpdateQueue(queue=queue, changes=OPTIONS))
         twin.ask(PauseQueue(queue=queue, lease=False, produce=False))
-    twin.calm()
+    twin.recover_all()
     use = DamagedBroker(twin)
     twin.broker.close()
     in_use = rng.random() < 0.4
@@ -144,28 +145,28 @@ def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes:
     use.damage_logs(say)
     if not in_use:
         twin.open()
-    twin.calm()
+    twin.recover_all()
     use.check_all(sure=not in_use)
 
 
 class DamagedBroker:
-    """What was there before the damage, and what is found after it."""
+    """Compares the items of a broker before and after damage."""
 
     def __init__(self, twin: BrokerCopy) -> None:
         self._twin = twin
-        self._read = {spot: payload for queue in twin.queues for spot, payload in twin.read(queue).items()}
-        self._listed = {spot: payload for queue in twin.queues for spot, payload in twin.listed(queue).items()}
+        self._read = {place: payload for queue in twin.queues for place, payload in twin.read(queue).items()}
+        self._listed = {place: payload for queue in twin.queues for place, payload in twin.listed(queue).items()}
         self._there: dict[CopyPlace, bytes] = {}
         self._wanted: dict[CopyPlace, bytes] = {}
-        """Those that are not done."""
-        for queue, member in twin.states():
-            state = member.state
-            found = payloads(member.usable_partition.items(state.dropped.missing(0, state.next_offset)))
-            self._there |= {(queue, member.number, offset): payload for offset, payload in found.items()}
+        """The items that are not completed."""
+        for queue, handle in twin.states():
+            state = handle.state
+            found = payloads(handle.usable_partition.items(state.dropped.missing(0, state.next_offset)))
+            self._there |= {(queue, handle.number, offset): payload for offset, payload in found.items()}
             alive = {offset for offset in found if state.state_of(offset) is not ItemState.COMPLETED}
-            self._wanted |= {(queue, member.number, offset): found[offset] for offset in alive}
+            self._wanted |= {(queue, handle.number, offset): found[offset] for offset in alive}
         self._damaged: set[CopyPlace] = set()
-        self._logs = sorted({spot[:2] for spot in self._there})
+        self._logs = sorted({place[:2] for place in self._there})
         self._sure = True
 
     def damage_logs(self, say: StepPrinter) -> None:
@@ -176,7 +177,7 @@ class DamagedBroker:
             self._damaged |= {(queue, partition, offset) for offset in harm.items}
 
     def check_all(self, *, sure: bool) -> None:
-        """`sure`: damaged items are met as such, because nothing of them was open or in memory when the damage was done."""
+        """`sure`: every damaged item must be noticed, because no file was open or cached when it was damaged."""
         self._sure = sure
         steps = [self._check_read, self._check_listed]
         self._twin.rng.shuffle(steps)
@@ -190,42 +191,42 @@ class DamagedBroker:
         self._check_lost()
 
     def _check_read(self, *, later: bool = False) -> None:
-        found = {spot: payload for queue in self._twin.queues for spot, payload in self._twin.read(queue).items()}
-        if later:  # copies that were made since are read too
-            found = {spot: payload for spot, payload in found.items() if spot in self._there}
+        found = {place: payload for queue in self._twin.queues for place, payload in self._twin.read(queue).items()}
+        if later:  # items redriven since then are read too
+            found = {place: payload for place, payload in found.items() if place in self._there}
         self._check(found, self._read, "read")
 
     def _check_listed(self) -> None:
-        self._check({spot: p for queue in self._twin.queues for spot, p in self._twin.listed(queue).items()}, self._listed, "listed")
+        self._check({place: p for queue in self._twin.queues for place, p in self._twin.listed(queue).items()}, self._listed, "listed")
 
     def _check(self, found: dict[CopyPlace, bytes], before: dict[CopyPlace, bytes], what: str) -> None:
         check_served(found, before, self._damaged, what, sure=self._sure, named=_named)
-        changed = {spot for spot, payload in found.items() if before[spot] != payload}
-        assert not changed, f"{_named(changed)} are not what they were"
+        changed = {place for place, payload in found.items() if before[place] != payload}
+        assert not changed, f"{_named(changed)} have other payloads than before"
 
     def _check_lost(self) -> None:
-        """At the end, when everything was read: the damaged items are lost, and no others."""
-        lost = {(queue, member.number, offset) for queue, member in self._twin.states() for offset in offsets(member.state.lost.runs)}
+        """At the end, when everything was read: exactly the damaged items are lost."""
+        lost = {(queue, handle.number, offset) for queue, handle in self._twin.states() for offset in offsets(handle.state.lost.runs)}
         expected = self._damaged & self._there.keys()
         assert lost <= expected, f"{_named(lost - expected)} are lost and were not damaged"
         assert lost == expected or not self._sure, f"{_named(expected - lost)} are damaged and not lost"
         said = sum(part.lost for queue in self._twin.queues for part in self._twin.ask(ReadStats(queue=queue)).partitions)
-        assert said == len(lost), f"{len(lost)} items are lost, and {said} are said to be"
+        assert said == len(lost), f"{len(lost)} items are lost, and the statistics say {said}"
 
-    # -- delivering ----------------------------------------------------------------------------------
+    # -- delivering ------------------------------------------------------------------------------------
 
     def _deliver(self) -> None:
-        """Whatever was not done is delivered, once, wherever it is by then."""
+        """Every undamaged item that was not completed is delivered exactly once, from whichever queue has it."""
         twin, found = self._twin, list[bytes]()
         if twin.rng.random() < 0.5:
             self._redrive()
-        whole = {payload for spot, payload in self._wanted.items() if spot not in self._damaged}
+        whole = {payload for place, payload in self._wanted.items() if place not in self._damaged}
         pauses = list(ROUNDS)
         while pauses:
-            if whole.issubset(found):  # all the time that is left passes at once; nothing may come of it
+            if whole.issubset(found):  # let all the remaining time pass at once; nothing more may be delivered
                 pauses = [sum(pauses)]
             twin.clock.advance(pauses.pop(0))
-            twin.calm()
+            twin.recover_all()
             for queue in twin.queues:
                 twin.ask(RedriveItems(queue=queue, to=queue))
                 twin.ask(ListHeldKeys(queue=queue, limit=1_000))
@@ -236,7 +237,7 @@ class DamagedBroker:
         check_served(found, wanted, wanted - whole, "delivered", sure=self._sure, named=sorted)
 
     def _redrive(self) -> None:
-        """Everything that a queue has leaves for another."""
+        """Redrive all items of one queue to another."""
         twin = self._twin
         source, to = twin.rng.choice(twin.queues), twin.rng.choice(twin.queues)
         after, limit = None, twin.rng.choice([3, 1_000])
@@ -264,5 +265,5 @@ class DamagedBroker:
                 twin.call(queue, requests.SettleRequest("complete", [SettlePart(one.partition, one.granted.lease)]))
 
 
-def _named(spots: Iterable[CopyPlace]) -> list[str]:
-    return [f"{partition}-{offset} of {queue:x}" for queue, partition, offset in sorted(spots)]
+def _named(places: Iterable[CopyPlace]) -> list[str]:
+    return [f"{partition}-{offset} of {queue:x}" for queue, partition, offset in sorted(places)]

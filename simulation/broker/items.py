@@ -1,7 +1,9 @@
-"""What is known of one item and of one lease in a simulated broker, from the answers that were seen.
+"""What the model of a broker knows about one item and one lease, from the answers that were seen.
 
-Owns: `Tag` (an item, followed by its payload through all queues), `HeldLease` (a lease in somebody's hands), `ItemPlace`.
-Times are those of the model: microseconds that have passed since the simulation began, which no reboot and no setting of the date changes.
+Owns: `TrackedItem` (an item, recognized by its payload in all queues), `TrackedLease` (a lease as its holder knows it),
+`CopyPlace`.
+Times are those of the model: microseconds since the simulation began, not affected by reboots and changes of the wall
+clock.
 """
 
 from collections.abc import Iterable
@@ -12,7 +14,7 @@ ENDLESS = 1 << 62
 
 
 class CopyPlace(NamedTuple):
-    """Where a copy of an item lies."""
+    """Where a copy of an item is stored."""
 
     incarnation: int
     partition: int
@@ -20,14 +22,15 @@ class CopyPlace(NamedTuple):
 
 
 class FirstSighting(NamedTuple):
-    """When (which look of the census) and where an item was found for the first time."""
+    """When (the number of the inventory's look) and where an item was first found."""
 
     look: int
     partition: int
     offset: int
 
     def before(self, other: "FirstSighting") -> bool:
-        """Whether it is surely the earlier one. What came between two looks to different partitions has no order."""
+        """Whether this is certainly the earlier one. Items first found at the same look in different partitions have no
+        order."""
         if self.look == other.look:
             return self.partition == other.partition and self.offset < other.offset
         return self.look < other.look
@@ -35,7 +38,7 @@ class FirstSighting(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class TrackedItem:
-    """An item, told from all others by its payload."""
+    """An item; its payload is unique."""
 
     payload: bytes
     queue: int
@@ -44,42 +47,41 @@ class TrackedItem:
     priority: int = 5
     dedup: bytes | None = None
     at: int = 0
-    """Not to be handed out before this date was seen."""
+    """Must not be leased before this wall time was reached; 0 once it was."""
     due: int = 0
-    """The same date, kept."""
+    """The same wall time, which is not reset."""
     scheduled: bool = False
-    """It takes its place when it is due, whenever that is noticed."""
+    """Its position in the order is decided only when it becomes due."""
     has_ttl: bool = False
-    """It has a ttl."""
     acknowledged: bool = False
     must_not_exist: bool = False
-    """It must not be found anywhere: it was refused, or was the duplicate of another."""
+    """It was refused, or is a duplicate: it must not be found."""
     seen: bool = False
-    """It was found stored, whether or not that was acknowledged."""
+    """It was found, acknowledged or not."""
     resolved: bool = False
-    """Completed or cleared for good, unless it is sought."""
+    """Completed or cleared, until a seek makes it ready again."""
     deleted_with_queue: bool = False
-    """Its queue was deleted, unless it had just left."""
+    """Its queue was deleted; it may have been transferred just before."""
     completed_by: "TrackedLease | None" = None
     resolving_requests: int = 0
-    """Requests under way, or lost, that may have resolved it."""
+    """The number of pending or lost requests that may have resolved it."""
     arrival: "FirstSighting | None" = None
-    """When and where it was found for the first time."""
+    """When and where it was first found."""
     order: "FirstSighting | None" = None
-    """The same, while that is its place in the order of its key; None when nobody can say what that is."""
+    """The same while that decides its position among the items of its key; None if the position is not known."""
     out_of_order: bool = False
-    """It has lost its place, perhaps before it was acknowledged."""
+    """Its position is not known any more, perhaps since before it was acknowledged."""
     holder: "TrackedLease | None" = None
     times_leased: int = 0
-    """How often it was handed out."""
+    """How often it was leased, as far as answers were seen."""
     attempt: int = 0
-    """The next lease of it is a later attempt than this; 0 when nobody can say."""
+    """Its next lease must be a later attempt than this; 0 if that is not known."""
     not_before: int = 0
-    """A delay holds it until then; 0 when there is none, or nobody knows."""
+    """The end of its delay; 0 if there is none or it is not known."""
     returning_to: int = 0
-    """The queue to which an operator sent it, and where its key is parked for it."""
+    """The queue to which it was redriven, if its key is parked for it there; else 0."""
     places: list[CopyPlace] = field(default_factory=list)
-    """Every place where it was ever found, in that order."""
+    """Every place where it was found, oldest first."""
     parents: "list[TrackedItem]" = field(default_factory=list)
     """The items whose completion was to produce it."""
 
@@ -100,51 +102,52 @@ class TrackedLease:
     partition: int
     lease: int
     open: dict[int, TrackedItem]
-    """By offset, in the order given."""
+    """Unsettled items by offset, in the order in which they were granted."""
     deadline: int
     timeout: int
     doubtful: bool = False
-    """It may have ended before its deadline: its record may be lost, or what was asked of it was never answered."""
+    """It may have ended before its deadline: its record may be lost, or a request about it was not answered."""
     spared_until: int = 0
-    """It does not end before, because its partition was slow."""
+    """It does not end before this, because its partition was slow."""
     busy: bool = False
-    """Its holder waits for an answer."""
+    """Whether a request of its holder is pending."""
     leaving: set[int] = field(default_factory=set)
-    """What that request completes, returns or buries, if it was run: its answer may wait for other partitions."""
+    """The items that this request settles. It may have been executed already, while its answer waits for other
+    partitions."""
     left: set[int] = field(default_factory=set)
-    """Of these, what was seen with somebody else before the answer came."""
+    """Of these, the items that another lease was granted before the answer came."""
     surely_left: set[int] = field(default_factory=set)
-    """Of these, what nothing but that request can have taken from its holder: the answer must say that it was done."""
+    """Of these, the items that only this request can have released: the answer must say that it settled them."""
     done: set[int] = field(default_factory=set)
-    """Completed under it, and acknowledged."""
+    """Items completed under it and acknowledged."""
 
     def valid(self, now: int) -> bool:
-        """Whether nobody else may have its open items."""
+        """Whether no other lease may have its unsettled items."""
         return not self.doubtful and now < self.deadline
 
-    def holds(self, tag: TrackedItem, now: int) -> bool:
-        return self.valid(now) and tag.holder is self and any(one is tag for one in self.open.values())
+    def holds(self, item: TrackedItem, now: int) -> bool:
+        return self.valid(now) and item.holder is self and any(one is item for one in self.open.values())
 
     def early(self, wanted: Iterable[int]) -> list[int]:
-        """Which of these must wait for an earlier one of their key that is not among them."""
+        """Those of the wanted items that must wait for an earlier item of their key that is not wanted."""
         chosen, waiting, found = set(wanted), set(), []
-        for offset, tag in self.open.items():
-            if offset in chosen and tag.key in waiting:
+        for offset, item in self.open.items():
+            if offset in chosen and item.key in waiting:
                 found.append(offset)
-            elif offset not in chosen and tag.key is not None:
-                waiting.add(tag.key)
+            elif offset not in chosen and item.key is not None:
+                waiting.add(item.key)
         return found
 
     def close(self, offset: int) -> None:
-        """An item was settled."""
+        """Remove an item that was settled."""
         self.open.pop(offset, None)
 
     def close_behind(self, offset: int) -> None:
-        """An item went back or was buried: the later ones of its key go back with it."""
-        tag = self.open.get(offset)
-        if tag is None:
+        """Remove an item that was returned or buried, and the later ones of its key, which are returned with it."""
+        item = self.open.get(offset)
+        if item is None:
             return
-        line = [other for other, one in self.open.items() if one.key is not None and one.key == tag.key]
+        line = [other for other, one in self.open.items() if one.key is not None and one.key == item.key]
         for other in line[line.index(offset) :] if line else [offset]:
             self.close(other)
 

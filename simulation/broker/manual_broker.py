@@ -1,6 +1,6 @@
 """A real broker on a simulated disk whose turns are run by hand.
 
-Owns: how such a broker is opened (`open_broker`), and which of its queues want a turn (`wanting`).
+Owns: `open_broker`, and `loops_due` (the queues that have a turn due).
 """
 
 import random
@@ -12,7 +12,7 @@ from penstock.testing.disk import SimulatedFiles
 
 ROOT = "/data"
 MOST_TURNS = 400
-"""More turns than this in a row, with no time passing, count as an endless loop."""
+"""More turns without time passing count as an endless loop."""
 
 
 def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> EmbeddedBroker:
@@ -22,6 +22,6 @@ def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Rando
 
 
 def loops_due(broker: EmbeddedBroker) -> list[Loop]:
-    """Queues that would run a turn by themselves now."""
+    """The loops of queues that have a turn due now."""
     now = broker.clock.read().elapsed
     return [loop for loop in broker.loops() if loop.busy or (loop.engine.next_run is not None and loop.engine.next_run <= now)]

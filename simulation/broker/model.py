@@ -1,11 +1,11 @@
-"""What a whole broker owes its callers: learnt from the answers that were seen, compared with what is found.
+"""What a broker must guarantee to its callers, learnt from the answers that were seen and compared with what is found.
 
-Owns: `BrokerModel`: every item that was ever sent, the promises made about it, and how they are compared with the census after every turn;
-that nobody waits without a reason when the broker is at rest.
-- what was acknowledged is in one place, or resolved by somebody who asked for that;
-- what was refused is nowhere; what was never answered is there at most once;
-- what was resolved stays so until it is sought.
-LeaseModel are judged in leases.py, the order of items in order.py. Nothing here knows how a broker works; of its words it uses states only.
+Owns: `BrokerModel`: every item ever sent and what was answered about it, compared with the inventory after every turn;
+and the check that no request waits without a reason when the broker is idle.
+- An acknowledged item is in exactly one place, or was resolved by a request that asked for it.
+- A refused item is nowhere; an item without an answer is found at most once.
+- A resolved item stays resolved until a seek.
+leases.py checks the leases, order.py the order of items. Of the broker's code only item states are used.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,10 +30,10 @@ from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest,
 
 
 class UnverifiedPlace(NamedTuple):
-    """An answer that names the place of an item."""
+    """An answer that gives an item's place and could not be verified yet."""
 
     sent: SentProduce
-    tag: TrackedItem
+    item: TrackedItem
     place: CopyPlace
 
 
@@ -41,13 +41,13 @@ class UnverifiedPlace(NamedTuple):
 class DedupEntry:
     """The first item with a dedup id, and until when others are its duplicates."""
 
-    tag: TrackedItem
+    item: TrackedItem
     until: int
     era: int
 
 
 class BrokerModel(SharedModelState):
-    """What should be true."""
+    """The model of a broker."""
 
     def __init__(self, undisturbed: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(undisturbed)
@@ -56,52 +56,52 @@ class BrokerModel(SharedModelState):
         self.wall = 0
         self.date_set_at = 0
         self.windows: dict[int, int] = {}
-        """Queue → its dedup window."""
+        """Queue → dedup window."""
         self._firsts: dict[tuple[int, bytes | None, bytes], DedupEntry] = {}
         self._asked: dict[TrackedItem, SentProduce] = {}
-        """Items whose produce is not answered yet."""
+        """Items whose produce is pending."""
         self._unsure: dict[tuple[int, bytes | None, bytes], int] = {}
-        """Dedup ids that may or may not be taken, until when."""
-        self._promises: list[UnverifiedPlace] = []
-        """Answers that name places in partitions which failed when the answers came: judged when those are in order again."""
+        """Dedup ids that may or may not be in use → until when."""
+        self._unverified: list[UnverifiedPlace] = []
+        """Answers with places in partitions that were failing: verified when those are healthy again."""
         self.clearing: set[int] = set()
-        """Queues of which items may be resolved by an operator's word."""
+        """Queues with a clear whose result is not verified yet."""
         self.seeking: set[int] = set()
         self.unsure_queues: set[int] = set()
-        """Queues of which a change was not answered."""
+        """Queues with a change that was not answered."""
         self.sought = 0
         self.vanished: set[int] = set()
-        """Queues that were deleted since the last whole look."""
+        """Queues deleted since the last look at which all partitions were healthy."""
 
-    # -- time ----------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------
 
     def pass_time(self, duration: int, wall: int) -> None:
         self.now += duration
         self.wall = wall
-        for tag in self.tags.values():
-            if tag.at and tag.at <= wall + IMMEDIATE:
-                tag.at = 0
+        for item in self.items.values():
+            if item.at and item.at <= wall + IMMEDIATE:
+                item.at = 0
 
     def rebooted(self, downtime: int, wall: int, *, power: bool) -> None:
-        """The machine was off: elapsed time began anew, and a power cut took what was not synced."""
+        """The machine was rebooted: elapsed time started again, and a power cut may have lost what was not synced."""
         self.boot_count += 1
         ended = self.now
         self.pass_time(downtime, wall)
         self.leases.rebooted(ended, power=power)
-        for name in self._unsure:  # its window goes on from the last that was recorded of the time
+        for name in self._unsure:  # the broker measures the rest of the window from the last time that it recorded
             self._unsure[name] = self.now + self.windows[name[0]]
         self.priorities.rebooted()
 
-    # -- queues --------------------------------------------------------------------------------------
+    # -- queues ----------------------------------------------------------------------------------------
 
     def opened(self, there: Sequence[QueueDescription]) -> None:
-        """Another process has the broker: the queues are those that were acknowledged."""
+        """A new process has opened the broker: check that the queues are those that were acknowledged."""
         self.priorities.judging = False
         found = {info.incarnation: info for info in there}
         for incarnation, info in self.queues.items():
             if incarnation in self.unsure_queues:
                 continue
-            assert incarnation in found, f"queue {info.name} is gone"
+            assert incarnation in found, f"queue {info.name} is missing"
             now = found[incarnation]
             assert (now.active, now.options) == (info.active, info.options), f"queue {info.name} is {now}, not {info}"
         gone = [incarnation for incarnation in self.queues if incarnation not in found]
@@ -112,22 +112,22 @@ class BrokerModel(SharedModelState):
         for incarnation in gone:
             self.deleted(incarnation)
 
-    def decided(self) -> None:
-        """What was found after an opening was looked at: lost requests have had their effect, or never will."""
-        self.leases.decided()
+    def last_answers_checked(self) -> None:
+        """The state after an opening was checked: requests without an answer took effect before, or never will."""
+        self.leases.last_answers_checked()
         self.priorities.judging = True
-        if self.census.all_healthy:
+        if self.inventory.all_healthy:
             self.clearing.clear()
             self.seeking.clear()
-            for tag in self.tags.values():
-                tag.resolving_requests = 0
+            for item in self.items.values():
+                item.resolving_requests = 0
 
     def created(self, info: QueueDescription) -> None:
         self.queues[info.incarnation] = info
         self.windows[info.incarnation] = info.options.policy.dedup_window
 
     def changed(self, incarnation: int, answer: QueueDescription | PenstockError | None) -> None:
-        """A queue has other options or partitions now, or none any more, or (an error) nothing has changed."""
+        """Apply the answer to a change of a queue: its new description, None if it was deleted, or an error."""
         if isinstance(answer, QueueDescription):
             self.queues[incarnation] = answer
         elif answer is None:
@@ -136,88 +136,88 @@ class BrokerModel(SharedModelState):
             self.unsure_queues.discard(incarnation)
 
     def deleted(self, incarnation: int) -> None:
-        """A queue is gone, and with it what was in it."""
+        """A queue and its items were deleted."""
         self.queues.pop(incarnation, None)
         self.unsure_queues.discard(incarnation)
         self.vanished.add(incarnation)
         self.leases.forget(incarnation)
 
-    def _vanishes(self, tag: TrackedItem, found: ItemCopies) -> bool:
-        """Whether an item went with a queue that was just deleted."""
+    def _vanishes(self, item: TrackedItem, found: ItemCopies) -> bool:
+        """Whether an item was deleted with its queue."""
         if not self.vanished or found.unresolved:
             return False
-        last = self.census.before(tag)
-        known = tag.queue in self.vanished or any(place.incarnation in self.vanished for place in tag.places)
+        last = self.inventory.before(item)
+        known = item.queue in self.vanished or any(place.incarnation in self.vanished for place in item.places)
         return known or bool(last.moving)
 
-    def clears(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
-        """An operator sets out to resolve items; returns which keys that lets go on."""
+    def clear_sent(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> list[bytes]:
+        """A clear is about to be run; returns the parked keys that it will release."""
         self.clearing.add(incarnation)
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)
         return self.order.clear_parked(incarnation, partition) if chosen["buried"] else []
 
-    def cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
-        """An operator was told that items were resolved."""
-        for tag in self.tags.values():
-            for spot in self.census.of(tag).live if self.census.before(tag).live else ():
-                here = spot.place.incarnation == incarnation and partition in (None, spot.place.partition)
-                assert not (here and chosen[spot.life.value] and spot.life is not ItemState.LEASED), f"{tag} was cleared and is {spot}"
+    def check_cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
+        """A clear was answered: check that no chosen item is left."""
+        for item in self.items.values():
+            for copy in self.inventory.of(item).live if self.inventory.before(item).live else ():
+                here = copy.place.incarnation == incarnation and partition in (None, copy.place.partition)
+                assert not (here and chosen[copy.state.value] and copy.state is not ItemState.LEASED), f"{item} was cleared and is {copy}"
 
     def operation_done(self, incarnation: int) -> None:
-        """An operator's word was answered, and what it did was looked at."""
-        if self.census.all_healthy:
+        """A clear or seek was answered and its effects were checked."""
+        if self.inventory.all_healthy:
             self.clearing.discard(incarnation)
             self.seeking.discard(incarnation)
 
-    # -- requests ------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
-    def sending(self, sent: SentRequest) -> None:
+    def request_sent(self, sent: SentRequest) -> None:
         if sent.first:
             sent.since, sent.era = self.now, self.boot_count
         sent.latest_era = self.boot_count
         if isinstance(sent, SentProduce):
-            for index, tag in enumerate(sent.tags):
-                tag.must_not_exist = tag.must_not_exist and index in sent.ids
-                self._asked[tag] = sent
+            for index, item in enumerate(sent.items):
+                item.must_not_exist = item.must_not_exist and index in sent.ids
+                self._asked[item] = sent
         elif isinstance(sent, SentSettle):
-            self.leases.settling(sent)
+            self.leases.settle_sent(sent)
 
-    def lost(self, sent: SentRequest) -> None:
-        """The process ended before the answer."""
+    def answer_lost(self, sent: SentRequest) -> None:
+        """The answer to a request is lost."""
         sent.answer_lost = True
         if isinstance(sent, SentProduce):
             self._forget_asked(sent)
-            self._unknown(sent, sent.tags)
+            self._unknown(sent, sent.items)
         elif isinstance(sent, SentLease):
-            self.leases.unknown(sent)
+            self.leases.answer_lost(sent)
         elif isinstance(sent, SentSettle):
-            self.leases.unsettled(sent)
+            self.leases.settle_lost(sent)
 
     def check_answer(self, sent: SentRequest) -> None:
-        """An answer came."""
+        """Check an answer and apply it."""
         answer, error = sent.request.answer, sent.request.error
         if isinstance(sent, SentProduce):
             self._forget_asked(sent)
             self._produced(sent, answer, error)
         elif isinstance(sent, SentLease):
-            self.leases.leased(sent, answer, error)
+            self.leases.check_leased(sent, answer, error)
         elif isinstance(sent, SentSettle):
-            self.leases.settled(sent, [one.error() if isinstance(one, Refused) else one for one in answer or ()], error)
+            self.leases.check_settled(sent, [one.error() if isinstance(one, Refused) else one for one in answer or ()], error)
 
-    # -- produce -------------------------------------------------------------------------------------
+    # -- produce ---------------------------------------------------------------------------------------
 
     def _forget_asked(self, sent: SentProduce) -> None:
-        for tag in sent.tags:
-            self._asked.pop(tag, None)
+        for item in sent.items:
+            self._asked.pop(item, None)
 
     def _produced(self, sent: SentProduce, answer: list[StoredPart], error: PenstockError | None) -> None:
-        every = range(len(sent.tags))
+        every = range(len(sent.items))
         if error is not None:
             self._refused(sent, every, error)
             return
         covered = sorted(index for part in answer for index in (every if part.indexes is None else part.indexes))
-        assert covered == list(every), f"the parts of the answer are for {covered} of {len(sent.tags)} items: {answer}"
+        assert covered == list(every), f"the parts of the answer are for {covered} of {len(sent.items)} items: {answer}"
         for part in answer:
             indexes = every if part.indexes is None else part.indexes
             if part.refused is not None:
@@ -230,300 +230,305 @@ class BrokerModel(SharedModelState):
                 self._stored(sent, index, CopyPlace(sent.incarnation, *locate(part.partition, number)), again=part.stored.repeated)
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
-        """Nothing of these is stored, unless the error says that nobody knows."""
+        """These items must not be stored, unless the error is `OutcomeUnknown`."""
         indexes = list(indexes)
-        tags = [sent.tags[index] for index in indexes]
+        items = [sent.items[index] for index in indexes]
         if isinstance(error, OutcomeUnknown):
             sent.answer_lost = True
-            self._unknown(sent, tags)
+            self._unknown(sent, items)
         elif not sent.answer_lost:
-            for index, tag in zip(indexes, tags, strict=True):
-                if not tag.seen and index not in sent.ids:
-                    tag.must_not_exist = True
+            for index, item in zip(indexes, items, strict=True):
+                if not item.seen and index not in sent.ids:
+                    item.must_not_exist = True
 
-    def _unknown(self, sent: SentProduce, tags: Iterable[TrackedItem]) -> None:
-        for tag in tags:
-            if tag.dedup is not None:
-                self._unsure[sent.incarnation, tag.key, tag.dedup] = self.now + self.windows[sent.incarnation]
+    def _unknown(self, sent: SentProduce, items: Iterable[TrackedItem]) -> None:
+        for item in items:
+            if item.dedup is not None:
+                self._unsure[sent.incarnation, item.key, item.dedup] = self.now + self.windows[sent.incarnation]
 
     def _stored(self, sent: SentProduce, index: int, place: CopyPlace, *, again: bool) -> None:
-        tag, known = sent.tags[index], sent.ids.get(index)
+        item, known = sent.items[index], sent.ids.get(index)
         if known is not None and self.remembers(sent):
-            assert place == known, f"{sent} was answered with {place} for {tag}, and before with {known}"
+            assert place == known, f"{sent} was answered with {place} for {item}, and before with {known}"
             return
         sent.ids[index] = place
-        if self.census.healthy(place):
-            self._look_up(sent, tag, place, again=again)
+        if self.inventory.healthy(place):
+            self._look_up(sent, item, place, again=again)
         elif sent.incarnation in self.queues:
-            tag.acknowledged = tag.acknowledged or tag.dedup is None
-            self._promises.append(UnverifiedPlace(sent, tag, place))
+            item.acknowledged = item.acknowledged or item.dedup is None
+            self._unverified.append(UnverifiedPlace(sent, item, place))
 
-    def _keep_promises(self) -> None:
-        """Look up what was answered while its partition failed."""
-        promises, self._promises = self._promises, []
-        promises.sort(key=lambda promise: self.census.at(promise.place) is not promise.tag)  # duplicates behind what they are duplicates of
-        for promise in promises:
-            if self.census.healthy(promise.place):
-                self._look_up(*promise, again=True)
-            elif promise.sent.incarnation in self.queues:
-                self._promises.append(promise)
+    def _verify_places(self) -> None:
+        """Verify answers whose partitions are healthy again."""
+        unverified, self._unverified = self._unverified, []
+        unverified.sort(key=lambda one: self.inventory.at(one.place) is not one.item)  # first items before their duplicates
+        for one in unverified:
+            if self.inventory.healthy(one.place):
+                self._look_up(*one, again=True)
+            elif one.sent.incarnation in self.queues:
+                self._unverified.append(one)
 
-    def _look_up(self, sent: SentProduce, tag: TrackedItem, place: CopyPlace, *, again: bool) -> None:
-        """At the place that an answer names there is the item, or the first one with its dedup id."""
-        real = self.census.at(place)
+    def _look_up(self, sent: SentProduce, item: TrackedItem, place: CopyPlace, *, again: bool) -> None:
+        """Check that the answered place has the item, or the first item with its dedup id."""
+        real = self.inventory.at(place)
         if real is None:
-            dropped = place.offset in self.census.partitions[place[:2]].dropped
-            assert dropped, f"{tag} was said to be at {place}, where nothing is: {sent}"
-            tag.acknowledged = tag.acknowledged or tag.dedup is None
-        elif real is tag:
-            self._stored_anew(sent, tag, place, again=again)
+            dropped = place.offset in self.inventory.partitions[place[:2]].dropped
+            assert dropped, f"{item} was answered to be at {place}, where no item is: {sent}"
+            item.acknowledged = item.acknowledged or item.dedup is None
+        elif real is item:
+            self._stored_first(sent, item, place, again=again)
         else:
-            same = (real.queue, real.key, real.dedup) == (tag.queue, tag.key, tag.dedup) and tag.dedup is not None
-            assert same, f"{tag} was said to be at {place}, where {real} is"
-            self._duplicate(sent, tag, real)
+            same = (real.queue, real.key, real.dedup) == (item.queue, item.key, item.dedup) and item.dedup is not None
+            assert same, f"{item} was answered to be at {place}, where {real} is"
+            self._duplicate(sent, item, real)
 
-    def _stored_anew(self, sent: SentProduce, tag: TrackedItem, place: CopyPlace, *, again: bool) -> None:
-        fresh = sent.first and not again and not tag.acknowledged
-        tag.acknowledged = True
-        if fresh and not tag.scheduled:
-            self.order.enter(tag)
-        if tag.dedup is None:
+    def _stored_first(self, sent: SentProduce, item: TrackedItem, place: CopyPlace, *, again: bool) -> None:
+        fresh = sent.first and not again and not item.acknowledged
+        item.acknowledged = True
+        if fresh and not item.scheduled:
+            self.order.enter(item)
+        if item.dedup is None:
             return
-        name = (sent.incarnation, tag.key, tag.dedup)
+        name = (sent.incarnation, item.key, item.dedup)
         first = self._firsts.get(name)
-        if first is not None and first.tag is not tag and not self._is_unsure(name, sent):
+        if first is not None and first.item is not item and not self._is_unsure(name, sent):
             assert first.until <= sent.ran(self.now) or first.era != self.boot_count, (
-                f"{tag} was stored though it is a duplicate of {first.tag}"
+                f"{item} was stored though it is a duplicate of {first.item}"
             )
-        if first is None or first.tag is not tag:
+        if first is None or first.item is not item:
             window = self.windows[sent.incarnation]
-            self._firsts[name] = DedupEntry(tag, sent.ran(self.now) + window, sent.latest_era)
+            self._firsts[name] = DedupEntry(item, sent.ran(self.now) + window, sent.latest_era)
             if not fresh:
                 self._unsure[name] = self.now + self.windows[sent.incarnation]
 
-    def _duplicate(self, sent: SentProduce, tag: TrackedItem, real: TrackedItem) -> None:
-        assert tag.dedup is not None
-        name = (tag.queue, tag.key, tag.dedup)
+    def _duplicate(self, sent: SentProduce, item: TrackedItem, real: TrackedItem) -> None:
+        assert item.dedup is not None
+        name = (item.queue, item.key, item.dedup)
         first = self._firsts.get(name)
         asked = self._asked.get(real)
         over = first is None or first.until <= self.now or first.era != self.boot_count
-        if asked is not None and asked.first and over:  # its answer waits for another partition
+        if asked is not None and asked.first and over:  # its own answer still waits for another partition
             window = self.windows[sent.incarnation]
             first = self._firsts[name] = DedupEntry(real, asked.ran(self.now) + window, asked.latest_era)
         if sent.first and not self._is_unsure(name, sent):
-            assert first is not None and first.tag is real, f"{tag} was taken for a duplicate of {real}, which it is not"
+            assert first is not None and first.item is real, f"{item} was treated as a duplicate of {real}, which it is not"
             assert first.until > sent.ran(self.now) or first.era != self.boot_count, (
-                f"{tag} was taken for a duplicate of {real}, whose window is over"
+                f"{item} was treated as a duplicate of {real}, whose window is over"
             )
-        real.acknowledged = True  # whatever became of its own answer
-        tag.must_not_exist = True
+        real.acknowledged = True  # even if its own answer was lost
+        item.must_not_exist = True
 
     def _is_unsure(self, name: tuple[int, bytes | None, bytes], sent: SentProduce) -> bool:
-        """Whether nobody could say, when a produce was run, which item was the first of that name."""
+        """Whether it was not known, when a produce was executed, which item was the first with this dedup id."""
         return self._unsure.get(name, -1) >= sent.ran(self.now)
 
-    # -- after every turn ----------------------------------------------------------------------------
+    # -- after every turn ------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """What happened by itself, or by an operator's word."""
-        self._keep_promises()
+        """Follow the changes that no answer reports: transfers, burials, expiries and effects of administrative
+        operations."""
+        self._verify_places()
         self.priorities.look(self.now, self.seeking)
-        for tag, place, came in self.census.arrivals:
-            self._check_origin(tag, place, came)
+        for item, place, came in self.inventory.arrivals:
+            self._check_origin(item, place, came)
         self._bring_back()
         self.order.follow()
         self.leases.watch()
 
-    def _check_origin(self, tag: TrackedItem, place: CopyPlace, came: Origin | None) -> None:
-        """An item that comes from elsewhere says where it was, and what happened to it there."""
-        before = tag.places[: tag.places.index(place)]
+    def _check_origin(self, item: TrackedItem, place: CopyPlace, came: Origin | None) -> None:
+        """Check the origin of a copy: a transferred item names its former place and why it was buried there."""
+        before = item.places[: item.places.index(place)]
         if came is None:
-            assert not before or not self.census.all_healthy, f"{tag} came to {place} from {before} and does not say so"
+            assert not before or not self.inventory.all_healthy, f"{item} came to {place} from {before} and has no origin"
             return
         buried_in = CopyPlace(came.incarnation, *came.partition_and_offset)
-        assert buried_in in before, f"{tag} came to {place} and says that it was at {buried_in}, where it never was: {before}"
+        assert buried_in in before, f"{item} came to {place}, and its origin is {buried_in}, where it never was: {before}"
         if came.buried_at and before and before[-1] == buried_in:
             known = self.queues.get(came.incarnation)
-            assert known is None or known.name == came.queue, f"{tag} came from {came.queue}, and {buried_in} is of {known}"
-            assert came.reason, f"{tag} was given up and nobody says why: {came}"
-            assert came.attempts <= tag.times_leased + self.leases.lost, f"{tag} was handed out {tag.times_leased} times, and says {came}"
+            assert known is None or known.name == came.queue, f"{item} came from {came.queue}, and {buried_in} is of {known}"
+            assert came.reason, f"{item} was buried, and its origin has no reason: {came}"
+            assert came.attempts <= item.times_leased + self.leases.lost, (
+                f"{item} was leased {item.times_leased} times, and its origin says {came}"
+            )
 
     def _bring_back(self) -> None:
-        """Items that were sought are as new, but for their place in the order."""
-        for tag, found in self.census.found.items() if self.seeking else ():
-            if tag.resolved and any(spot.place.incarnation in self.seeking for spot in (*found.live, *found.moving)):
-                tag.resolved, tag.completed_by = False, None
-                tag.at = tag.not_before = tag.attempt = 0  # ready at once, whenever it was due before it was cleared
-                tag.forget_order()
+        """Items found ready after a seek are no longer resolved; their position in the order is not known."""
+        for item, found in self.inventory.found.items() if self.seeking else ():
+            if item.resolved and any(copy.place.incarnation in self.seeking for copy in (*found.live, *found.moving)):
+                item.resolved, item.completed_by = False, None
+                item.at = item.not_before = item.attempt = 0  # ready at once, also if it was scheduled before
+                item.forget_order()
                 self.sought += 1
 
     def compare(self) -> None:
-        """Every item is where it should be."""
-        census = self.census
-        for tag in self.tags.values():
-            found = census.of(tag)
-            if tag.resolved and not found.live:
+        """Check for every item that it is where it should be."""
+        inventory = self.inventory
+        for item in self.items.values():
+            found = inventory.of(item)
+            if item.resolved and not found.live:
                 continue
-            if self._vanishes(tag, found):
-                tag.resolved = tag.seen or tag.acknowledged
-                tag.must_not_exist, tag.deleted_with_queue = not tag.resolved, True
+            if self._vanishes(item, found):
+                item.resolved = item.seen or item.acknowledged
+                item.must_not_exist, item.deleted_with_queue = not item.resolved, True
                 continue
-            assert len(found.live) <= 1, f"{tag} is in several places: {found}"
+            assert len(found.live) <= 1, f"{item} is in several places: {found}"
             if found.anywhere:
-                tag.seen = True
-                assert not tag.must_not_exist, f"{tag} was refused, and yet it is there: {found}"
-            if census.all_healthy:
-                self._compare(tag, found)
-        if census.all_healthy:
+                item.seen = True
+                assert not item.must_not_exist, f"{item} was refused, and is found: {found}"
+            if inventory.all_healthy:
+                self._compare(item, found)
+        if inventory.all_healthy:
             self.vanished.clear()
-        census.check_keys()
+        inventory.check_keys()
 
-    def _compare(self, tag: TrackedItem, found: ItemCopies) -> None:
-        if tag.resolved:
-            assert tag.deleted_with_queue, f"{tag} was resolved, and is there again: {found}"
-            tag.resolved = tag.deleted_with_queue = False
-            tag.forget_order()
+    def _compare(self, item: TrackedItem, found: ItemCopies) -> None:
+        if item.resolved:
+            assert item.deleted_with_queue, f"{item} was resolved, and is found again: {found}"
+            item.resolved = item.deleted_with_queue = False
+            item.forget_order()
         if found.live:
-            assert tag.completed_by is None, f"{tag} was completed by {tag.completed_by}, and is there: {found}"
-        elif found.done and _latest(tag, found) in [spot.place for spot in found.done]:
-            self._resolved(tag, found)
+            assert item.completed_by is None, f"{item} was completed by {item.completed_by}, and is still found: {found}"
+        elif found.done and _latest(item, found) in [copy.place for copy in found.done]:
+            self._resolved(item, found)
         elif not found.unresolved:
-            assert not tag.acknowledged and not tag.seen, f"{tag} was stored, and is nowhere"
+            assert not item.acknowledged and not item.seen, f"{item} was stored, and is nowhere"
 
-    def _resolved(self, tag: TrackedItem, found: ItemCopies) -> None:
-        """An item was resolved where it was last found; another copy may still wait for the news of its arrival."""
-        clearing = any(spot.place.incarnation in self.clearing for spot in found.done)
-        dropped = any(spot.place.offset in self.census.partitions[spot.place[:2]].dropped for spot in found.done)
-        dropped = dropped and (tag.has_ttl or bool(tag.times_leased or self.leases.lost) or self.order.was_buried(tag))
-        assert tag.resolving_requests or clearing or dropped, f"{tag} was resolved and nobody asked for that: {found}"
-        tag.resolved = True
+    def _resolved(self, item: TrackedItem, found: ItemCopies) -> None:
+        """Check that an item was resolved by a request, a clear or retention. An older copy may still be moving."""
+        clearing = any(copy.place.incarnation in self.clearing for copy in found.done)
+        dropped = any(copy.place.offset in self.inventory.partitions[copy.place[:2]].dropped for copy in found.done)
+        dropped = dropped and (item.has_ttl or bool(item.times_leased or self.leases.lost) or self.order.was_buried(item))
+        assert item.resolving_requests or clearing or dropped, f"{item} was resolved without a request: {found}"
+        item.resolved = True
 
-    # -- at rest -------------------------------------------------------------------------------------
+    # -- when idle -------------------------------------------------------------------------------------
 
-    def at_rest(self, loops: Sequence[Loop], pending: Sequence[SentRequest], now: int, *, troubled: bool) -> None:
-        """No queue wants a turn: whoever waits must have a reason."""
-        out = {loop.engine.incarnation: loop for loop in loops if loop.manual_io}
+    def check_idle(self, loops: Sequence[Loop], pending: Sequence[SentRequest], now: int, *, troubled: bool) -> None:
+        """No queue has a turn due: check that every pending request has a reason to wait."""
+        in_io = {loop.engine.incarnation: loop for loop in loops if loop.manual_io}
         self.leases.check_known({sent.incarnation for sent in pending if isinstance(sent, SentLease) and sent.ran_at is not None})
         self._check_due()
         with self.undisturbed():
-            self.census.check_stats(loops)
+            self.inventory.check_stats(loops)
         for sent in pending:
             deadline = sent.request.deadline
-            late = _answered_by(sent, out[sent.incarnation]) if sent.incarnation in out else deadline
+            late = _answered_by(sent, in_io[sent.incarnation]) if sent.incarnation in in_io else deadline
             assert not (deadline and late < now), f"{sent} was not answered by its deadline"
-            assert deadline or sent.incarnation in out, f"{sent} does not wait, and was not answered"
-            if isinstance(sent, SentLease) and sent.first:  # a repetition gets what it got then
+            assert deadline or sent.incarnation in in_io, f"{sent} does not wait, and was not answered"
+            if isinstance(sent, SentLease) and sent.first:  # a repetition is answered as the first request was
                 self._check_waiting(sent, next(loop for loop in loops if loop.engine.incarnation == sent.incarnation))
         for queue, info in self.queues.items():
             self._check_producers(info, [sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentProduce)])
             self._check_followers([sent for sent in pending if sent.incarnation == queue and isinstance(sent, SentWatch)])
 
     def _check_due(self) -> None:
-        """What is due has come: schedules, delays, leases that ended."""
-        for tag, found in self.census.found.items():
-            for spot in found.live:
-                if spot.life is ItemState.SCHEDULED:
-                    late = bool(tag.not_before) and tag.not_before <= self.now
-                    if tag.due and not tag.times_leased and not self.leases.lost:
-                        late = late or (tag.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
-                    assert not late, f"{tag} is due and still {found}"
-                held = tag.holder
-                if spot.life is ItemState.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
-                    seen = self.census.partitions[spot.place[:2]]
-                    mine = spot.place[:2] == (held.incarnation, held.partition) and spot.place.offset in seen.held.get(held.lease, ())
-                    assert not mine, f"{held} of {tag} is over, and nobody took it back"
+        """Check that no schedule, delay or lease deadline has passed without effect."""
+        for item, found in self.inventory.found.items():
+            for copy in found.live:
+                if copy.state is ItemState.SCHEDULED:
+                    late = bool(item.not_before) and item.not_before <= self.now
+                    if item.due and not item.times_leased and not self.leases.lost:
+                        late = late or (item.due + SECOND < self.wall and self.date_set_at + SECOND < self.now)
+                    assert not late, f"{item} is due and still {found}"
+                held = item.holder
+                if copy.state is ItemState.LEASED and held is not None and held.deadline <= self.now and not held.doubtful:
+                    seen = self.inventory.partitions[copy.place[:2]]
+                    mine = copy.place[:2] == (held.incarnation, held.partition) and copy.place.offset in seen.held.get(held.lease, ())
+                    assert not mine, f"{held} of {item} is over, and its items were not returned"
 
     def _check_producers(self, info: QueueDescription, waiting: Sequence[SentProduce]) -> None:
-        """Whoever waits for room waits because there is none."""
-        if waiting and self.census.all_healthy:
-            partitions = [seen for (queue, _), seen in self.census.partitions.items() if queue == info.incarnation]
-            there = sum(life not in (ItemState.COMPLETED, ItemState.BURIED) for seen in partitions for life in seen.lives)
-            fits = there == 0 or there + len(waiting[0].tags) <= info.options.max_items
+        """Check that producers wait only while there is no room."""
+        if waiting and self.inventory.all_healthy:
+            partitions = [seen for (queue, _), seen in self.inventory.partitions.items() if queue == info.incarnation]
+            there = sum(state not in (ItemState.COMPLETED, ItemState.BURIED) for seen in partitions for state in seen.states)
+            fits = there == 0 or there + len(waiting[0].items) <= info.options.max_items
             assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
 
     def _check_followers(self, waiting: Sequence[SentWatch]) -> None:
-        """Whoever waits for something new is told when it is there."""
+        """Check that no watcher waits although there are new items."""
         for sent in waiting:
-            for (queue, number), seen in self.census.partitions.items():
-                new = queue == sent.incarnation and seen.healthy and len(seen.lives) > sent.offsets.get(number, 0)
-                assert not new, f"{sent} waits though partition {number} has {len(seen.lives)} items"
+            for (queue, number), seen in self.inventory.partitions.items():
+                new = queue == sent.incarnation and seen.healthy and len(seen.states) > sent.offsets.get(number, 0)
+                assert not new, f"{sent} waits though partition {number} has {len(seen.states)} items"
 
     def _check_waiting(self, sent: SentLease, loop: Loop) -> None:
-        """Whoever waits for items waits because there is none to be had."""
-        members = [member for member in loop.engine.handles.values() if member.is_usable]
-        whole = len(members) == len(loop.engine.handles)
-        paused = any(seen.paused for (queue, _), seen in self.census.partitions.items() if queue == sent.incarnation)
+        """Check that a lease request waits only while no item is available."""
+        handles = [handle for handle in loop.engine.handles.values() if handle.is_usable]
+        whole = len(handles) == len(loop.engine.handles)
+        paused = any(seen.paused for (queue, _), seen in self.inventory.partitions.items() if queue == sent.incarnation)
         if sent.ran_at is not None or (loop.engine.deferred and not whole) or paused:
             return
-        if any(member.is_worth_waiting_for and member.has_ready_items for member in loop.engine.handles.values()):
-            return  # one that may have better items is being opened
+        if any(handle.is_worth_waiting_for and handle.has_ready_items for handle in loop.engine.handles.values()):
+            return  # a partition that may have better items is being opened
         held: set[bytes] = set()
         ready: list[TrackedItem] = []
-        for tag, found in self.census.found.items():
-            spots = [spot for spot in (*found.live, *found.moving) if spot.place.incarnation == sent.incarnation]
-            if found.moving and tag.key is not None:
-                held.add(tag.key)
-            for spot in spots:
-                if spot.life is ItemState.READY:
-                    ready.append(tag)
-                elif tag.key is not None and spot.life is not ItemState.BURIED:
-                    held.add(tag.key)
-        for tag in ready:
-            free = tag.key is None or (whole and tag.key not in held and not self.order.is_parked(sent.incarnation, tag.key))
-            assert not free, f"{sent} waits though {tag} is ready: {self.census.of(tag)}"
+        for item, found in self.inventory.found.items():
+            copies = [copy for copy in (*found.live, *found.moving) if copy.place.incarnation == sent.incarnation]
+            if found.moving and item.key is not None:
+                held.add(item.key)
+            for copy in copies:
+                if copy.state is ItemState.READY:
+                    ready.append(item)
+                elif item.key is not None and copy.state is not ItemState.BURIED:
+                    held.add(item.key)
+        for item in ready:
+            free = item.key is None or (whole and item.key not in held and not self.order.is_parked(sent.incarnation, item.key))
+            assert not free, f"{sent} waits though {item} is ready: {self.inventory.of(item)}"
 
-    # -- when nothing goes wrong ---------------------------------------------------------------------
+    # -- without faults --------------------------------------------------------------------------------
 
     def is_idle(self, loops: Sequence[Loop]) -> bool:
-        """Whether every partition works and nothing is on its way."""
-        return self.census.all_healthy and not any(loop.engine.transfer_step.outgoing_count for loop in loops)
+        """Whether every partition is healthy and no transfer is under way."""
+        return self.inventory.all_healthy and not any(loop.engine.transfer_step.outgoing_count for loop in loops)
 
-    def check_calm(self, loops: Sequence[Loop]) -> None:
-        """Long enough without trouble, everything that was acknowledged has arrived, once."""
-        members = [(loop, member) for loop in loops for member in loop.engine.handles.values() if not member.closed]
-        failing = [f"{loop.engine.name} {member}" for loop, member in members if not _works(member)]
-        assert not failing, f"nothing goes wrong any more, and yet {failing}"
+    def check_recovered(self, loops: Sequence[Loop]) -> None:
+        """After enough time without faults: no partition fails, every transfer has arrived and every partition has the
+        queue's options."""
+        handles = [(loop, handle) for loop in loops for handle in loop.engine.handles.values() if not handle.closed]
+        failing = [f"{loop.engine.name} {handle}" for loop, handle in handles if not _works(handle)]
+        assert not failing, f"no more faults are injected, and these still fail: {failing}"
         stuck = [loop.engine.name for loop in loops if loop.engine.transfer_step.outgoing_count]
         assert not stuck, f"transfers from {stuck} do not arrive"
-        for loop, member in members:
+        for loop, handle in handles:
             options = self.queues[loop.engine.incarnation].options
             unsure = loop.engine.incarnation in self.unsure_queues
-            assert unsure or member.state.policy == options.policy, f"partition {member.number} of {loop.engine.name} has old options"
-        for tag in self.tags.values():
-            found = self.census.of(tag)
-            assert not found.moving and not found.promised, f"{tag} is on its way for ever: {found}"
+            assert unsure or handle.state.policy == options.policy, f"partition {handle.number} of {loop.engine.name} has old options"
+        for item in self.items.values():
+            found = self.inventory.of(item)
+            assert not found.moving and not found.promised, f"{item} is still being transferred: {found}"
 
     def unresolved_items(self) -> list[TrackedItem]:
-        """Items that were stored and not resolved."""
-        return [tag for tag in self.tags.values() if (tag.acknowledged or tag.seen) and not tag.resolved]
+        """Stored items that are not resolved."""
+        return [item for item in self.items.values() if (item.acknowledged or item.seen) and not item.resolved]
 
     def check_end(self, loops: Sequence[Loop]) -> None:
-        """Everything was worked off: nothing is left behind."""
+        """At the end: no fence is left."""
         for loop in loops:
             fences = loop.engine.resize_step.progress
             assert not fences, f"queue {loop.engine.name} still waits for {fences}"
 
 
-def _latest(tag: TrackedItem, found: ItemCopies) -> CopyPlace:
-    """The place to which an item came last."""
-    there = {spot.place for spot in found.spots()}
-    return next(place for place in reversed(tag.places) if place in there)
+def _latest(item: TrackedItem, found: ItemCopies) -> CopyPlace:
+    """The last place of an item among those where it is found."""
+    there = {copy.place for copy in found.copies()}
+    return next(place for place in reversed(item.places) if place in there)
 
 
 def _answered_by(sent: SentRequest, loop: Loop) -> int:
-    """By when a request is answered although partitions are out: everybody is given the time for one turn.
+    """By when a request must be answered although partitions are in I/O.
 
-    Whoever was run, or stands in line for items, is told when what it waits for has landed or is slow. That is later when no turn was run
-    for so long that its time was over before they went out.
+    A request that was executed, or waits for items, is answered when the partitions it waits for have ended their I/O
+    or are slow.
+    That may be after its deadline, if no turn was run for long and the I/O began after the deadline.
     """
-    turns = loop.engine
-    awaited = [member for member in turns.handles_in_io.values() if member.is_worth_waiting_for]
+    engine = loop.engine
+    awaited = [handle for handle in engine.handles_in_io.values() if handle.is_worth_waiting_for]
     if sent.ran_at is not None:
-        awaited = [member for member in awaited if member.number in sent.awaits]
-    elif sent.request not in turns.lease_step.waiting:
+        awaited = [handle for handle in awaited if handle.number in sent.awaits]
+    elif sent.request not in engine.lease_step.waiting:
         awaited = []
-    return max([sent.request.give_up_at, *(member.io_since + SLOW_AFTER for member in awaited)])
+    return max([sent.request.give_up_at, *(handle.io_since + SLOW_AFTER for handle in awaited)])
 
 
-def _works(member: PartitionHandle) -> bool:
-    return member.is_usable and not member.usable_partition.failed
+def _works(handle: PartitionHandle) -> bool:
+    return handle.is_usable and not handle.usable_partition.failed

@@ -1,7 +1,7 @@
-"""The operator of a simulated broker: queues are made, changed, resized and cleared, and looked at.
+"""The operator of a simulated broker: creates, changes, resizes, clears and inspects queues.
 
-Owns: `Operator`: everything is done at once, in a turn of its own, and told to the model before anything else is judged; `Inspector`: what
-`explain`, `listed`, `read` and cursors answer must be what the census found.
+Owns: `Operator` (each operation runs at once, and the model gets its answer before other answers are checked) and
+`Inspector` (the answers of explain, list, read and cursors must agree with the inventory).
 """
 
 from collections.abc import Callable
@@ -46,13 +46,13 @@ MOVED = "moved"
 
 
 class Operator:
-    """Makes, changes, resizes and clears queues."""
+    """Creates, changes, resizes and clears queues."""
 
     def __init__(self, harness: BrokerHarness, chance: RandomInput) -> None:
         self._harness = harness
         self._chance = chance
         self._former: dict[int, int] = {}
-        """Queue → how many partitions it had before."""
+        """Queue → its former number of partitions."""
 
     @property
     def _broker(self) -> Any:
@@ -77,12 +77,12 @@ class Operator:
         model = self._harness.model
         return model.queues[self._chance.pick(sorted(model.queues))]
 
-    # -- width and options ---------------------------------------------------------------------------
+    # -- width and options -----------------------------------------------------------------------------
 
     def resize(self) -> None:
         queue = self._queue()
         partitions = self._chance.rng.randint(1, MOST_PARTITIONS)
-        if queue.incarnation in self._former and self._chance.happens(0.4):  # back to where it was
+        if queue.incarnation in self._former and self._chance.happens(0.4):  # back to the former number
             partitions = self._former[queue.incarnation]
         self.resize_to(queue.incarnation, partitions)
 
@@ -96,16 +96,16 @@ class Operator:
         )
 
     def change_read_only(self) -> None:
-        """Set a partition read-only, or let it be used again."""
+        """Set a partition read-only, or writable again."""
         queue = self._queue()
-        number, off = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
-        self.set_read_only(queue.incarnation, number, off)
+        number, read_only = self._chance.pick([*[(n, True) for n in queue.active], *[(n, False) for n in queue.read_only]])
+        self.set_read_only(queue.incarnation, number, read_only)
 
-    def set_read_only(self, incarnation: int, number: int, off: bool) -> None:
+    def set_read_only(self, incarnation: int, number: int, read_only: bool) -> None:
         queue = self._harness.model.queues.get(incarnation)
         if queue is not None:
-            operation = SetReadOnly(queue=incarnation, partition=number, read_only=off)
-            self.change(f"drain {queue.name} {number} {off}", queue, lambda: self._broker.call(operation))
+            operation = SetReadOnly(queue=incarnation, partition=number, read_only=read_only)
+            self.change(f"read-only {queue.name} {number} {read_only}", queue, lambda: self._broker.call(operation))
 
     def update(self) -> None:
         queue = self._queue()
@@ -129,27 +129,27 @@ class Operator:
         self._harness.operate(what, action, then, leads=queue.incarnation)
 
     def look_up(self, queue: int) -> None:
-        """An operator that was interrupted looks at what a queue is now."""
+        """Look up a queue after an interrupted change, and tell the model."""
         model = self._harness.model
         found = {info.incarnation: info for info in self._broker.call(ListQueues())}
         if queue in model.unsure_queues and queue in found:
             model.queues[queue] = found[queue]
 
     def recreate(self) -> None:
-        """Delete a queue and make another of that name."""
+        """Delete a queue and create another one of that name."""
         queue = self._queue()
         if self._chance.happens(0.4):
             self._harness.run_until_idle()
         else:
-            self.redrive_some(to=queue.incarnation)  # with items on their way to it
+            self.redrive_some(to=queue.incarnation)  # with transfers to it under way
         self.change(f"delete {queue.name}", queue, lambda: self._broker.call(DeleteQueue(queue=queue.incarnation, wait=0)))
         if queue.name not in [info.name for info in self._harness.model.queues.values()]:
             self._create(queue.name, {})
 
-    # -- items ---------------------------------------------------------------------------------------
+    # -- items -----------------------------------------------------------------------------------------
 
     def ask(self, operation: Operation[Any]) -> Any:
-        """What the broker answers; None where it was refused."""
+        """Run an operation; returns its answer, or the error if it was refused."""
         leads = None if isinstance(operation, ExplainItem) else operation.queue
         return self._harness.operate(f"{operation}", lambda: self._broker.call(operation), None, leads)
 
@@ -158,29 +158,29 @@ class Operator:
         self.prepare_send(self._queue().incarnation, to)()
 
     def prepare_send(self, queue: int, to: int = 0) -> Callable[[], None]:
-        """Choose some items of a queue now; the action that is given back lets them leave for another one."""
+        """Choose some items of a queue; returns an action that redrives them to another queue."""
         to = to or self._queue().incarnation
         if queue == to:
             return lambda: None
-        self.run_pending(queue)  # else an item would be given up and sent away in one turn, and nobody would have seen it
+        self.run_pending(queue)  # else an item could be buried and redriven in one turn, unseen by the inventory
         listed = self.ask(ListItems(queue=queue, states=REDRIVABLE, limit=20))
         chosen = [item for item in listed if self._chance.happens(0.4)] if isinstance(listed, list) else []
         return lambda: self.send(queue, chosen, to)
 
     def send(self, queue: int, items: list[ListedItemData], to: int) -> None:
-        """Let items leave for another queue."""
+        """Redrive items to another queue."""
         chosen: dict[int, list[int]] = {}
         for item in items:
             chosen.setdefault(item.partition, []).append(item.offset)
         if chosen:
             model = self._harness.model
-            model.order.sending([model.tags[item.batch.payloads[item.index]] for item in items], queue, to)
+            model.order.redrive_sent([model.items[item.batch.payloads[item.index]] for item in items], queue, to)
             self.ask(RedriveItems(queue=queue, items=chosen, to=to))
 
     def redrive(self) -> None:
-        """Buried items are ready again where they are."""
+        """Make the buried items of a queue ready again."""
         queue = self._queue().incarnation
-        self.run_pending(queue)  # else items would be given up and brought back in one turn, and nobody would have seen it
+        self.run_pending(queue)  # else items could be buried and redriven in one turn, unseen by the inventory
         self.ask(RedriveItems(queue=queue, to=queue))
 
     def release(self) -> None:
@@ -188,19 +188,19 @@ class Operator:
         parked = sorted(place for place, holders in model.order.parked.items() if holders and place[0] in model.queues)
         if parked:
             queue, key = self._chance.pick(parked)
-            self.run_pending(queue)  # else what is given up and freed in one turn would seem to be parked
+            self.run_pending(queue)  # else a key parked and released in one turn would seem to be parked
             self.release_key(queue, key)
 
     def release_key(self, queue: int, key: bytes) -> None:
-        """Let a parked key go on without what was given up."""
+        """Release a parked key."""
         model = self._harness.model
         model.order.release(queue, key)
         answer = self.ask(ReleaseKey(queue=queue, key=key_id(key)))
-        if isinstance(answer, int) and model.census.all_healthy:
+        if isinstance(answer, int) and model.inventory.all_healthy:
             model.order.released(queue, [key])
 
     def compact(self) -> None:
-        """Compact: drop whatever retention allows."""
+        """Compact: drop everything that retention allows."""
         self.ask(CompactQueue(queue=self._queue().incarnation))
 
     def pause(self) -> None:
@@ -220,21 +220,21 @@ class Operator:
             queue, partition = model.queues[self._chance.pick(parked)], None
             chosen = {name: name == "buried" for name in chosen}
         self.run_pending(queue.incarnation)
-        keys = model.clears(queue.incarnation, partition, chosen)
+        keys = model.clear_sent(queue.incarnation, partition, chosen)
         states: list[Any] = [name for name, is_chosen in chosen.items() if is_chosen]
         answer = self.ask(ClearItems(queue=queue.incarnation, states=states, partition=partition))
-        if isinstance(answer, int) and model.census.all_healthy:
-            model.cleared(queue.incarnation, partition, chosen)
+        if isinstance(answer, int) and model.inventory.all_healthy:
+            model.check_cleared(queue.incarnation, partition, chosen)
             model.order.released(queue.incarnation, keys)
             self._check_freed(queue.incarnation, keys)
         model.operation_done(queue.incarnation)
 
     def _check_freed(self, queue: int, keys: list[bytes]) -> None:
-        """Keys that were parked for what was cleared go on."""
+        """Check that keys parked for cleared items are not parked any more."""
         held = self.ask(ListHeldKeys(queue=queue, limit=1_000)) if keys else []
         for one in held if isinstance(held, list) else ():
             wrong = one.key in keys and one.why == "parked" and not self._harness.model.order.is_parked(queue, one.key)
-            assert not wrong, f"what parked key {one.key!r} was cleared, and it is parked: {one}"
+            assert not wrong, f"the items that parked key {one.key!r} were cleared, and it is still parked: {one}"
 
     def seek(self) -> None:
         queue = self._queue()
@@ -247,22 +247,22 @@ class Operator:
         model.seeking.add(queue.incarnation)
         before = model.sought
         answer = self.ask(SeekItems(queue=queue.incarnation, start=offsets))
-        if isinstance(answer, int) and model.census.all_healthy:
-            assert answer == model.sought - before, f"{answer} items were said to be sought, and {model.sought - before} were"
+        if isinstance(answer, int) and model.inventory.all_healthy:
+            assert answer == model.sought - before, f"{answer} items were reported as sought, and {model.sought - before} were"
         model.operation_done(queue.incarnation)
 
     def run_pending(self, incarnation: int) -> None:
-        """Let what waits in a queue's inbox, or for its disks, be done before."""
+        """Run a queue's pending requests first, also those that wait for its disks."""
         self._harness.let_disks_answer(incarnation)
         for loop in self._broker.loops():
             if loop.engine.incarnation == incarnation:
                 self._harness.turn(loop)
-                while loop in self._harness.wanting():
+                while loop in self._harness.loops_due():
                     self._harness.turn(loop)
 
 
 class Inspector:
-    """Asks what the broker says of its items, and compares it with the census."""
+    """Queries the broker and compares the answers with the inventory."""
 
     def __init__(self, harness: BrokerHarness, chance: RandomInput, operator: Operator) -> None:
         self._harness = harness
@@ -270,71 +270,74 @@ class Inspector:
         self._operator = operator
 
     def inspect(self) -> None:
-        """Ask one thing or another."""
+        """Run a random query."""
         queue = self._chance.pick(sorted(self._harness.model.queues))
-        for other in sorted(self._harness.model.queues):  # so that nothing else happens between what is said and what is found
+        for other in sorted(self._harness.model.queues):  # so that nothing changes between the answer and the look
             self._operator.run_pending(other)
         self._chance.pick([self._explain, self._list, self._read, self._cursor])(queue)
 
     def _explain(self, queue: int) -> None:
-        """An item answers to every id it ever had."""
+        """Explain an item by one of the ids that it ever had."""
         model = self._harness.model
         known = [
-            (tag, place) for tag in model.tags.values() for place in tag.places if place.incarnation == queue and not tag.must_not_exist
+            (item, place)
+            for item in model.items.values()
+            for place in item.places
+            if place.incarnation == queue and not item.must_not_exist
         ]
         if not known:
             return
-        tag, place = self._chance.pick(known)
+        item, place = self._chance.pick(known)
         said = self._operator.ask(ExplainItem(queue=queue, partition=place.partition, offset=place.offset))
-        if isinstance(said, ItemExplanation) and model.census.all_healthy and said.state != MOVED:
-            self._compare(tag, place, said)
+        if isinstance(said, ItemExplanation) and model.inventory.all_healthy and said.state != MOVED:
+            self._compare(item, place, said)
 
-    def _compare(self, tag: TrackedItem, place: CopyPlace, said: ItemExplanation) -> None:
-        """What is said is true of the copy it is said of; and where there is a living copy, it is said of that."""
+    def _compare(self, item: TrackedItem, place: CopyPlace, said: ItemExplanation) -> None:
+        """Check that an explanation is of a copy of this item and gives its state."""
         model = self._harness.model
         name = model.queues.get(place.incarnation)
         where = CopyPlace(next((q for q, info in model.queues.items() if info.name == said.queue), 0), *ids.parse_id(said.id))
-        assert model.census.at(where) is tag, f"{tag} was explained as {said}, where {model.census.at(where)} is ({name})"
-        spots: dict[CopyPlace, ItemCopy] = {spot.place: spot for spot in model.census.of(tag).spots()}
-        assert spots[where].life.value == said.state, f"{tag} is {model.census.of(tag)} and was explained as {said}"
+        assert model.inventory.at(where) is item, f"{item} was explained as {said}, where {model.inventory.at(where)} is ({name})"
+        copies: dict[CopyPlace, ItemCopy] = {copy.place: copy for copy in model.inventory.of(item).copies()}
+        assert copies[where].state.value == said.state, f"{item} is {model.inventory.of(item)} and was explained as {said}"
 
     def _list(self, queue: int) -> None:
-        """Every item in a state is listed once."""
+        """Check that a list has every item in the chosen states once."""
         model = self._harness.model
-        states = [life for life in ItemState if self._chance.happens(0.5)] or [ItemState.READY]
+        states = [state for state in ItemState if self._chance.happens(0.5)] or [ItemState.READY]
         dropped = self._dropped(queue)
-        listed = self._operator.ask(ListItems(queue=queue, states=[life.value for life in states], limit=1_000))
-        if not isinstance(listed, list) or not model.census.all_healthy:
+        listed = self._operator.ask(ListItems(queue=queue, states=[state.value for state in states], limit=1_000))
+        if not isinstance(listed, list) or not model.inventory.all_healthy:
             return
-        taken = self._dropped(queue) - dropped  # by retention when the turn was committed, perhaps after they were listed
+        taken = self._dropped(queue) - dropped  # dropped by retention after the commit, perhaps after they were listed
         found = sorted(place for place in ((item.partition, item.offset) for item in listed) if place not in taken)
-        left = {place[1:] for place in model.census.moved_from(queue)}  # they are listed where they are now
+        left = {place[1:] for place in model.inventory.moved_from(queue)}  # they are listed at their new places
         expected = [
-            (partition, offset) for (incarnation, partition), seen in model.census.partitions.items() if incarnation == queue
-            for offset, life in enumerate(seen.lives) if life in states and offset not in seen.dropped and (partition, offset) not in left
+            (partition, offset) for (incarnation, partition), seen in model.inventory.partitions.items() if incarnation == queue
+            for offset, one in enumerate(seen.states) if one in states and offset not in seen.dropped and (partition, offset) not in left
         ]  # fmt: skip
-        assert found == sorted(expected), f"listed were {found}, and there are {sorted(expected)}"
+        assert found == sorted(expected), f"{found} were listed, not {sorted(expected)}"
 
     def _dropped(self, queue: int) -> set[tuple[int, int]]:
-        """What retention has taken, as far as was seen."""
-        partitions = self._harness.model.census.partitions.items()
+        """The items that retention dropped, as of the last look."""
+        partitions = self._harness.model.inventory.partitions.items()
         return {(number, offset) for (incarnation, number), seen in partitions if incarnation == queue for offset in seen.dropped}
 
     def _read(self, queue: int) -> None:
-        """History has every item that was ever here and is kept; one that was only moved within the queue, once."""
+        """Check that a read has every retained item of the queue, and items moved within the queue once."""
         model = self._harness.model
         answer = self._operator.ask(ReadItems(queue=queue, start={}, limit=10_000))
-        if not isinstance(answer, Page) or not model.census.all_healthy:
+        if not isinstance(answer, Page) or not model.inventory.all_healthy:
             return
-        read = [model.tags[payload] for _, items in answer.items for payload in items.batch.payloads]
-        for tag in model.tags.values():
-            here = [place for place in tag.places if place.incarnation == queue and model.census.at(place) is tag]
-            kept = [place for place in here if place.offset not in model.census.partitions[place[:2]].dropped]
-            assert bool(kept) == (tag in read) or len(here) > len(kept), f"{tag} was {'not ' * (tag not in read)}read, and is at {kept}"
-            assert read.count(tag) <= max(1, len(kept)), f"{tag} was read {read.count(tag)} times"
+        read = [model.items[payload] for _, items in answer.items for payload in items.batch.payloads]
+        for item in model.items.values():
+            here = [place for place in item.places if place.incarnation == queue and model.inventory.at(place) is item]
+            kept = [place for place in here if place.offset not in model.inventory.partitions[place[:2]].dropped]
+            assert bool(kept) == (item in read) or len(here) > len(kept), f"{item} was {'not ' * (item not in read)}read, and is at {kept}"
+            assert read.count(item) <= max(1, len(kept)), f"{item} was read {read.count(item)} times"
 
     def _cursor(self, queue: int) -> None:
-        """A cursor is where it was put."""
+        """Check that a cursor is where it was moved."""
         ends = self._operator.ask(FindOffsets(queue=queue, at="newest"))
         if not isinstance(ends, dict):
             return
@@ -344,5 +347,5 @@ class Inspector:
         offsets = {number: self._chance.rng.randint(0, end) for number, end in ends.items()}
         moved = self._operator.ask(MoveCursor(queue=queue, name="audit", to=offsets))
         found = self._operator.ask(ListCursors(queue=queue))
-        if moved is None and isinstance(found, dict) and self._harness.model.census.all_healthy:
+        if moved is None and isinstance(found, dict) and self._harness.model.inventory.all_healthy:
             assert found.get("audit", {}) == offsets, f"the cursor was moved to {offsets} and is at {found}"

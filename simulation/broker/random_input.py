@@ -39,7 +39,7 @@ class RandomInput(RandomDraws):
         }
 
     def habitual(self) -> dict[str, object]:
-        """Options that all queues of a seed share, and that never change."""
+        """Options that all queues of a seed share and that never change."""
         retention = (
             {"max_age": 1 * MINUTE, "max_bytes": 1_500, "max_segments": 2}
             if self.rates["retention"] < 0.25
@@ -48,46 +48,46 @@ class RandomInput(RandomDraws):
         return {"retention": retention, "max_items": 12 if self.rates["limit"] < 0.15 else 0}
 
     def batch(self, incarnation: int, count: int, wall: int, *, plain: bool = False) -> tuple[Batch, list[TrackedItem]]:
-        """Items that nobody has produced before."""
+        """New items."""
         keys = self.column(count, "keyed", lambda: self.pick(self.keys))
         priorities = self.column(count, "priority", lambda: self.rng.randrange(10), rate=0.3) if not plain else None
         ats = self.column(count, "at", lambda: wall + self.pick([50_000, 2 * SECOND, 40 * SECOND, 1 * HOUR]), rate=0.3)
         ttls = self.column(count, "ttl", lambda: self.pick([5, 60]) * SECOND, rate=0.3)
         dedups = self.column(count, "dedup", lambda: self.pick(DEDUPS), rate=0.4) if not plain else None
-        tags = [self._tag(incarnation) for _ in range(count)]
-        for index, tag in enumerate(tags):
-            tag.key = keys[index] if keys else None
-            tag.priority = _or(priorities, index, 5)
-            tag.has_ttl = _or(ttls, index, 0) > 0
-            tag.dedup = dedups[index] if dedups else None
+        items = [self._new_item(incarnation) for _ in range(count)]
+        for index, item in enumerate(items):
+            item.key = keys[index] if keys else None
+            item.priority = _or(priorities, index, 5)
+            item.has_ttl = _or(ttls, index, 0) > 0
+            item.dedup = dedups[index] if dedups else None
             at = _or(ats, index, 0)
-            tag.at, tag.scheduled = (at if at > wall + 100_000 else 0), at > 0
-            tag.due = tag.at
-        named = [None if tag.dedup is None else routing.dedup_digest(tag.key, tag.dedup) for tag in tags]
+            item.at, item.scheduled = (at if at > wall + 100_000 else 0), at > 0
+            item.due = item.at
+        named = [None if item.dedup is None else routing.dedup_digest(item.key, item.dedup) for item in items]
         return Batch(
-            [tag.payload for tag in tags],
+            [item.payload for item in items],
             keys,
             routing.key_ids(keys) if keys else None,
-            priorities=bytes(tag.priority for tag in tags) if priorities else None,
+            priorities=bytes(item.priority for item in items) if priorities else None,
             ats=[_or(ats, index, 0) for index in range(count)] if ats else None,
             ttls=[_or(ttls, index, 0) for index in range(count)] if ttls else None,
             dedups=named if dedups else None,
-        ), tags
+        ), items
 
     def some_keys(self) -> list[tuple[bytes | None, bytes | None]]:
         """Some of the keys that this seed uses, each without a dedup id."""
         return [(key, None) for key in self.rng.sample(self.keys, self.rng.randint(1, len(self.keys)))]
 
     def keyed(self, incarnation: int, names: Sequence[tuple[bytes | None, bytes | None]]) -> tuple[Batch, list[TrackedItem]]:
-        """New items with these keys and dedup ids, ready at once and without any other option."""
-        tags = [self._tag(incarnation) for _ in names]
-        for tag, (key, dedup) in zip(tags, names, strict=True):
-            tag.key, tag.dedup = key, dedup
-        keys = [tag.key for tag in tags]
-        named = [None if tag.dedup is None else routing.dedup_digest(tag.key, tag.dedup) for tag in tags]
-        return Batch([tag.payload for tag in tags], keys, routing.key_ids(keys), dedups=named if any(named) else None), tags
+        """New items with these keys and dedup ids, ready at once, without other options."""
+        items = [self._new_item(incarnation) for _ in names]
+        for item, (key, dedup) in zip(items, names, strict=True):
+            item.key, item.dedup = key, dedup
+        keys = [item.key for item in items]
+        named = [None if item.dedup is None else routing.dedup_digest(item.key, item.dedup) for item in items]
+        return Batch([item.payload for item in items], keys, routing.key_ids(keys), dedups=named if any(named) else None), items
 
-    def _tag(self, incarnation: int) -> TrackedItem:
+    def _new_item(self, incarnation: int) -> TrackedItem:
         self._items += 1
         padding = self.rng.randrange(300) if self.happens(0.2 * self.rates["big"]) else 3
         return TrackedItem(b"%d:" % self._items + b"." * padding, incarnation)

@@ -1,6 +1,6 @@
-"""The requests that callers of a simulated broker have sent, and what they know of them.
+"""The requests that callers of a simulated broker have sent, and what the callers know about them.
 
-Owns: `SentRequest` and its kinds: a request that can be asked again under the same request id when its answer was lost.
+Owns: `SentRequest` and its kinds. A request can be sent again with the same request id when its answer was lost.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from simulation.broker.items import CopyPlace, TrackedItem, TrackedLease
 
 
 class SentRequest:
-    """One request; `make` fills in what is put into an inbox, anew each time."""
+    """One request. `make` builds a new object to submit, each time."""
 
     kind: ClassVar[str] = "request"
     request: requests.Request
@@ -23,22 +23,23 @@ class SentRequest:
         self.request_id = request_id
         self.wait = wait
         self.times = 0
-        """How often it was asked."""
+        """How often it was sent."""
         self.since = 0
-        """When it was first asked."""
+        """When it was first sent."""
         self.era = 0
         self.latest_era = 0
-        """Of the first and of the last time: how often the machine had been rebooted."""
+        """The number of reboots before it was sent the first (`era`) and the last time."""
         self.ran_at: int | None = None
-        """When it was run, if its answer had to wait for a partition then."""
+        """When it was executed, if its answer then had to wait for a partition."""
         self.awaits: set[int] = set()
-        """The partitions that its answer waited for at the last look."""
+        """The partitions for which its answer waited at the last look."""
         self.answer_lost = False
-        """An answer was lost: nobody knows what became of that time."""
+        """Whether an answer was lost: that sending may have been executed or not."""
         self.no_failure_expected = False
-        """Since it was asked no file call failed and the process lives: it has no reason to fail, whoever was interrupted."""
+        """Since it was sent no file call failed and the process did not end: it must not fail, also if a turn was
+        interrupted."""
         self.no_file_failed = False
-        """The same, but that partitions may have been failing or out when it was asked."""
+        """The same, but partitions may have been failing or in I/O when it was sent."""
 
     def make(self, now: int) -> None:
         self.request = self.build(now + self.wait if self.wait else 0)
@@ -49,7 +50,7 @@ class SentRequest:
         raise NotImplementedError
 
     def ran(self, now: int) -> int:
-        """When it was run, now that it is answered."""
+        """When an answered request was executed."""
         return now if self.ran_at is None else self.ran_at
 
     @property
@@ -70,27 +71,27 @@ class SentProduce(SentRequest):
 
     kind = "produce"
 
-    def __init__(self, incarnation: int, batch: Batch, tags: list[TrackedItem], request_id: bytes | None, wait: int = 0) -> None:
+    def __init__(self, incarnation: int, batch: Batch, items: list[TrackedItem], request_id: bytes | None, wait: int = 0) -> None:
         super().__init__(incarnation, request_id, wait)
         self.batch = batch
-        self.tags = tags
+        self.items = items
         self.ids: dict[int, CopyPlace] = {}
-        """What was answered for the item at each index."""
+        """Index of an item → the place that was answered for it."""
 
     @property
     def anywhere(self) -> bool:
-        """Whether any partition will do."""
+        """Whether its items may be stored in any partition."""
         return self.request_id is None and self.batch.key_ids is None and self.batch.dedups is None
 
     def build(self, deadline: int) -> requests.Request:
         return requests.ProduceRequest(self.batch, self.request_id, deadline)
 
     def details(self) -> str:
-        return f": {self.tags}"
+        return f": {self.items}"
 
 
 class SentLease(SentRequest):
-    """Give items."""
+    """Lease items."""
 
     kind = "lease"
 
@@ -108,7 +109,7 @@ class SentLease(SentRequest):
 
 
 class SentWatch(SentRequest):
-    """Wait for something new."""
+    """Wait for new items."""
 
     kind = "watch"
 
@@ -146,7 +147,7 @@ class SentSettle(SentRequest):
         self.then = then
         self.follow_ups = follow_ups
         self.wanted = [(held, list(held.open) if offsets is None else offsets) for held, offsets in parts]
-        self.tags = [tag for held, offsets in self.wanted for tag in (held.open.get(offset) for offset in offsets) if tag is not None]
+        self.items = [item for held, offsets in self.wanted for item in (held.open.get(offset) for offset in offsets) if item is not None]
         self.answered: list[object] | None = None
 
     def build(self, deadline: int) -> requests.Request:

@@ -1,10 +1,10 @@
-"""The simulation of whole brokers: callers, operators, time, faults, crashes.
+"""The simulation of a broker: callers, operators, time, faults, crashes.
 
-Owns: `BrokerSimulation`: what happens next. Callers produce, workers lease and settle at once, late, or never; operators redrive, resize,
-pause and clear; time passes, the date is set back, files fail, the process is killed, the power is cut. The harness checks after every turn
-that the broker is what its model says. At the end everything that is left must be delivered: what was given up is redriven, dead letters
-whose keys are parked go home, workers lease and complete whatever there is, for as many days as it takes. Now and then a copy of the
-broker is damaged and used (damage.py).
+Owns: `BrokerSimulation`: the steps. Callers produce, workers lease and settle at once, late, or never; operators
+redrive, resize, pause and clear; time passes, the wall clock is set back, file calls fail, disks hang, the process is
+killed, the power is cut. The harness compares the broker with its model after every turn. At the end all remaining
+items must be delivered: buried items are redriven, dead letters whose keys are parked are sent back to their queues,
+workers lease and complete all items. Sometimes a copy of the broker is damaged and checked (damage.py).
 """
 
 import errno
@@ -25,25 +25,25 @@ from simulation.simulation import Simulation
 
 FAULTS: list[Fault] = [errno.EIO, errno.EIO, errno.ENOSPC, "short", "torn", "halt", "halt"]
 ROUNDS = [6 * MINUTE, MINUTE, *[HOUR] * 4, *[DAY] * 8]
-"""How long to wait before each round of work: at first until every lease is over."""
+"""The time before each round of work; the first one ends every lease."""
 HANGS = [200 * MILLISECOND, 450 * MILLISECOND, 700 * MILLISECOND, 3 * SECOND, 9 * SECOND, 15 * SECOND]
-"""How long a disk does not answer: less and more than a partition may be out before it counts as slow."""
+"""How long a disk hangs: shorter and longer than the time after which a partition is slow."""
 SHORT_WAITS = [100 * MILLISECOND, 300 * MILLISECOND, 600 * MILLISECOND, 1500 * MILLISECOND]
 STEP_WEIGHTS = {
-    "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "rest": 4, "let_time_pass": 9, "step_wall": 1,
-    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4, "change_read_only": 1,
-    "recreate": 1, "inspect": 2, "watch": 1, "compact": 1, "share_failing_turn": 1,
-    "disturb": 4, "calm": 1, "kill": 2, "cut_power": 2, "restart": 1, "hold_up": 2, "wait_a_little": 2,
+    "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "run_until_idle": 4, "let_time_pass": 9, "step_wall": 1,
+    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "update": 2, "resize": 4,
+    "change_read_only": 1, "recreate": 1, "inspect": 2, "watch": 1, "compact": 1, "share_failing_turn": 1,
+    "disturb": 4, "recover_all": 1, "kill": 2, "cut_power": 2, "restart": 1, "hang_disks": 2, "wait_a_little": 2,
 }  # fmt: skip
 STEP_PROFILES: dict[str, dict[str, int]] = {
     "any": {},
     "resizes": {"resize": 4, "change_read_only": 2, "redrive": 2},
     "transfers": {"redrive_some": 3, "redrive": 2, "clear": 2, "recreate": 4, "update": 2},
-    "trouble": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
-    "crowds": {"share_failing_turn": 12},
-    "slow disks": {"hold_up": 8, "wait_a_little": 5, "resize": 2},
+    "faults": {"disturb": 3, "kill": 2, "cut_power": 2, "restart": 2, "repeat": 2},
+    "shared turns": {"share_failing_turn": 12},
+    "slow disks": {"hang_disks": 8, "wait_a_little": 5, "resize": 2},
 }
-"""What there is more of in some seeds, and how many times more."""
+"""Steps that some seeds take more often, and how many times as often."""
 
 
 class BrokerSimulation(Simulation):
@@ -60,9 +60,9 @@ class BrokerSimulation(Simulation):
         more = STEP_PROFILES[chance.pick(list(STEP_PROFILES))]
         callers, self._operator = Callers(self.harness, chance), Operator(self.harness, chance)
         inspector = Inspector(self.harness, chance, self._operator)
-        crowd = ConcurrentCallers(self.harness, chance, callers, self._operator)
+        concurrent = ConcurrentCallers(self.harness, chance, callers, self._operator)
         weights = {name: weight * more.get(name, 1) for name, weight in STEP_WEIGHTS.items()}
-        self.set_steps(weights, self, callers, self._operator, inspector, crowd)
+        self.set_steps(weights, self, callers, self._operator, inspector, concurrent, self.harness)
         self._duration = chance.duration
 
     def begin(self) -> None:
@@ -78,15 +78,12 @@ class BrokerSimulation(Simulation):
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
 
-    # -- time and trouble ----------------------------------------------------------------------------
+    # -- time and faults -------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """A queue runs a turn: mostly one that wants to."""
-        loops = self.harness.wanting()
+        """Run a turn of a queue, mostly of one that has a turn due."""
+        loops = self.harness.loops_due()
         self.harness.turn(self.chance.pick(loops if loops and self.chance.happens(0.9) else list(self.harness.broker.loops())))
-
-    def rest(self) -> None:
-        self.harness.run_until_idle()
 
     def let_time_pass(self) -> None:
         self.harness.advance(self._duration())
@@ -97,8 +94,8 @@ class BrokerSimulation(Simulation):
     def wait_a_little(self) -> None:
         self.harness.advance(self.chance.pick(SHORT_WAITS))
 
-    def hold_up(self) -> None:
-        """The disks of some partitions of a queue do not answer for a while."""
+    def hang_disks(self) -> None:
+        """Let the disks of some partitions of a queue hang for a while."""
         info = self.harness.model.queues[self.chance.pick(sorted(self.harness.model.queues))]
         duration = self.chance.pick(HANGS)
         for number in self.chance.rng.sample(info.active, self.chance.rng.randint(1, len(info.active))):
@@ -110,9 +107,6 @@ class BrokerSimulation(Simulation):
         else:
             self.harness.inject_fault(self.chance.pick(FAULTS), self.chance.rng.randint(1, 14))
 
-    def calm(self) -> None:
-        self.harness.recover_all()
-
     def kill(self) -> None:
         self.harness.crash_and_reopen(power=False)
 
@@ -123,11 +117,11 @@ class BrokerSimulation(Simulation):
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]))
 
 
-# -- the end -----------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 
 
 def _finish(harness: BrokerHarness, operator: Operator) -> None:
-    """Let everything that is left be worked on."""
+    """Deliver and complete all remaining items; fail if one is left."""
     harness.recover_all()
     for queue in list(harness.model.queues):
         operator.ask(PauseQueue(queue=queue, lease=False, produce=False))
@@ -139,37 +133,39 @@ def _finish(harness: BrokerHarness, operator: Operator) -> None:
         if not harness.model.unresolved_items():
             break
     left = harness.model.unresolved_items()
-    assert not left, f"{left[0]} never came: {harness.model.census.of(left[0])}"
+    assert not left, f"{left[0]} was never delivered: {harness.model.inventory.of(left[0])}"
     harness.recover_all()
     harness.model.check_end(harness.broker.loops())
     harness.replay()
 
 
 def _work_off(harness: BrokerHarness, operator: Operator) -> None:
-    """Bring back what was given up, then lease and complete whatever there is."""
+    """Release and redrive buried items, then lease and complete all items."""
     queues = harness.model.queues
     for queue, key in harness.model.order.stuck():
         if queue in queues:
             operator.release_key(queue, key)
     for queue in queues:
         operator.ask(RedriveItems(queue=queue, to=queue))
-        _send_home(harness, operator, queue)
+        _return_dead_letters(harness, operator, queue)
     harness.run_until_idle()
     for queue in queues:
         _drain(harness, queue)
 
 
-def _send_home(harness: BrokerHarness, operator: Operator, queue: int) -> None:
-    """Dead letters whose keys are parked go back to where they came from."""
+def _return_dead_letters(harness: BrokerHarness, operator: Operator, queue: int) -> None:
+    """Redrive dead letters to the queues where their keys are parked for them."""
     model = harness.model
-    homes: dict[int, list[ListedItemData]] = {}
-    for item in operator.ask(ListItems(queue=queue, states=REDRIVABLE, limit=1_000)):
-        tag = model.tags[item.batch.payloads[item.index]]
-        for (home, _), holders in model.order.parked.items():
-            if tag in holders and home != queue and home in model.queues:
-                homes.setdefault(home, []).append(item)
-    for home, items in homes.items():
-        operator.send(queue, items, home)
+    returning: dict[int, list[ListedItemData]] = {}
+    listed = operator.ask(ListItems(queue=queue, states=REDRIVABLE, limit=1_000))
+    assert isinstance(listed, list), f"listing queue {queue:x} failed: {listed!r}"
+    for dead_letter in listed:
+        item = model.items[dead_letter.batch.payloads[dead_letter.index]]
+        for (source, _), holders in model.order.parked.items():
+            if item in holders and source != queue and source in model.queues:
+                returning.setdefault(source, []).append(dead_letter)
+    for source, dead_letters in returning.items():
+        operator.send(queue, dead_letters, source)
 
 
 def _drain(harness: BrokerHarness, queue: int) -> None:

@@ -1,7 +1,8 @@
-"""What must be true of a partition after every step, whatever was asked of it.
+"""Checks of a partition that hold after every step.
 
-Owns: `look` (a partition's state as a `ComparedState`, to be compared with the model's) and the invariants that need no model.
-Everything here reads; nothing changes what it looks at.
+Owns: `view_of` (a partition's state in the form that is compared with the model's) and the invariants that need no
+model.
+Nothing here changes a partition.
 """
 
 from collections import Counter
@@ -39,18 +40,18 @@ EVENTS = {
     "ForgetCursor": (),
     "due": (Transition.DUE, Transition.LEASE_EXPIRED, Transition.BURIED, Transition.TTL_EXPIRED),
 }
-"""What a step of each kind may do to an item. (The later items of a unit are retried when an earlier one is buried.)"""
+"""The transitions that each command may cause. (When an item of a unit is buried, the later ones are retried.)"""
 
 COUNTED = [ItemState(name) for name in Counts._fields]
 
 
 def view_of(state: State, now: Moment) -> ComparedState:
-    """What a partition shows."""
+    """A partition's state, as it is compared with the model."""
     return ComparedState(
         states_of(state),
         {offset: (failure.attempts, failure.reason) for offset, failure in state.failures.items()},
         {offset: (burial.attempts, burial.reason == EXPIRED) for offset, burial in state.burials.items()},
-        {number: (grant.deadline, sorted(offsets(grant.runs()))) for number, grant in state.leases.live.items()},
+        {number: (lease.deadline, sorted(offsets(lease.runs()))) for number, lease in state.leases.live.items()},
         (state.paused_lease, state.paused_produce),
         state.policy,
         set(offsets(state.ttl_overdue.runs)),
@@ -68,7 +69,7 @@ def states_of(state: State) -> list[ItemState]:
 
 
 def check_same(real: ComparedState, expected: ComparedState) -> None:
-    """A partition is what its model says."""
+    """Fail with the first difference between a partition and its model."""
     if real == expected:
         return
     for name in ComparedState._fields:
@@ -82,7 +83,7 @@ def check_same(real: ComparedState, expected: ComparedState) -> None:
 
 
 def check_transitions(kind: str, before: Sequence[ItemState], after: Sequence[ItemState]) -> None:
-    """Every item that moved went a way that the table knows."""
+    """Every change of an item's state is in the table of transitions, for this kind of command."""
     for offset, then in enumerate(after):
         earlier = before[offset] if offset < len(before) else None
         if earlier is not then:
@@ -91,13 +92,13 @@ def check_transitions(kind: str, before: Sequence[ItemState], after: Sequence[It
 
 
 def check_counts(state: State, states: Sequence[ItemState]) -> None:
-    """Counts are a recount."""
-    recount = tuple([states.count(life) for life in COUNTED])
+    """The state's counters equal a recount."""
+    recount = tuple([states.count(one) for one in COUNTED])
     assert state.counts == recount, f"{state.counts}, but counted one by one {Counts(*recount)}"
 
 
 def check_explained(partition: Partition, offset: int, states: Sequence[ItemState]) -> None:
-    """What `explain` says is so."""
+    """The answer of `explain` agrees with the item's state."""
     said = partition.explain(offset)
     assert said.state is states[offset], f"item {offset} is {states[offset]} and was explained as {said}"
     if said.lease:
@@ -107,14 +108,17 @@ def check_explained(partition: Partition, offset: int, states: Sequence[ItemStat
 
 
 def check_base(state: State) -> None:
-    """A Base is the whole state."""
+    """A state survives being written as a Base and read again."""
     body = base.dump(state)
-    assert base.dump(base.load(body)) == body, "a state changed on its way through a Base"
+    assert base.dump(base.load(body)) == body, "a state is not the same after it was written as a Base and read"
 
 
 def check_replay(partition: Partition) -> None:
-    """The log tells the state, from its latest Base on and from its first frame on, and each Base on the way is what was told up to there
-    (unless retention took frames in between). What each record is said to do to items it does, and nothing else."""
+    """Replaying the log gives the state: from the latest Base, and from the first frame.
+
+    Each Base in the log equals the replay up to it, unless retention deleted frames before it. The events that are
+    reported for a record are exactly its effects on items (`EventChecker`).
+    """
     whole, latest = EventChecker(), State()
     last, unbroken = 0, True
     frames: list[Frame] = []
@@ -125,8 +129,8 @@ def check_replay(partition: Partition) -> None:
     for number, frame in enumerate(frames):
         unbroken, last = unbroken and frame.sequence == last + 1, frame.sequence
         if frame.type is FrameType.BASE:
-            told = base.dump(whole.teller.state) == bytes(frame.body)
-            assert told or not unbroken, f"the Base of frame {frame.sequence} is not what the frames before it tell"
+            same = base.dump(whole.replay.state) == bytes(frame.body)
+            assert same or not unbroken, f"the Base of frame {frame.sequence} is not the state that the frames before it give"
             latest = base.load(frame.body) if number == latest_base else latest
             whole, unbroken = (whole, True) if unbroken else (EventChecker(base.load(frame.body)), True)
             continue
@@ -139,43 +143,46 @@ def check_replay(partition: Partition) -> None:
             whole.see(record, now)
     body = base.dump(partition.state)
     assert base.dump(latest) == body, "replay from the latest Base gives another state"
-    assert base.dump(whole.teller.state) == body, "replay from the first frame gives another state"
+    assert base.dump(whole.replay.state) == body, "replay from the first frame gives another state"
 
 
 class EventChecker:
-    """Follows items by what is told of each record: every event must be in the table and lead to where the item is found then, and where
-    nothing is told of an item it stays."""
+    """Follows the state of items by the events that are reported for each record.
+
+    Every event must be in the table of transitions and lead to the item's actual state. An item without an event keeps
+    its state.
+    """
 
     def __init__(self, state: State | None = None) -> None:
-        self.teller = EventReplay(state)
-        known = self.teller.state
-        self.lives: dict[int, ItemState] = dict(enumerate(states_of(known)))
-        self._counts = Counter(self.lives.values())
+        self.replay = EventReplay(state)
+        known = self.replay.state
+        self.states: dict[int, ItemState] = dict(enumerate(states_of(known)))
+        self._counts = Counter(self.states.values())
 
     def see(self, record: Record, now: Moment) -> list[EventRuns]:
-        """Let a record be told and applied."""
-        told = self.teller.apply(record, now)
-        for happening in told:
+        """Apply a record, check the events that are reported for it, and return them."""
+        events = self.replay.apply(record, now)
+        for happening in events:
             for offset in offsets(happening.runs):
                 self._move(offset, happening.event)
-        state = self.teller.state
-        recount = tuple([self._counts[life] for life in COUNTED])
-        same = len(self.lives) == state.next_offset and state.counts == recount
-        assert same, f"{record}: told {Counts(*recount)._asdict()}, done {state.counts}"
-        return told
+        state = self.replay.state
+        recount = tuple([self._counts[one] for one in COUNTED])
+        same = len(self.states) == state.next_offset and state.counts == recount
+        assert same, f"{record}: its events give {Counts(*recount)._asdict()}, the state has {state.counts}"
+        return events
 
     def _move(self, offset: int, event: Transition) -> None:
-        before, after = self.lives.get(offset), self.teller.state.state_of(offset)
-        assert after is not None, f"item {offset}, which never was, is told to be {event}"
-        assert TRANSITIONS.get((before, event)) is after, f"item {offset} was {before}, is told to be {event}, and is {after}"
-        self.lives[offset] = after
+        before, after = self.states.get(offset), self.replay.state.state_of(offset)
+        assert after is not None, f"item {offset}, which was never produced, has the event {event}"
+        assert TRANSITIONS.get((before, event)) is after, f"item {offset} was {before}, has the event {event}, and is {after}"
+        self.states[offset] = after
         self._counts[after] += 1
         if before is not None:
             self._counts[before] -= 1
 
 
 class ItemContent(NamedTuple):
-    """What a producer gave of one item."""
+    """One item as its producer gave it."""
 
     payload: bytes
     key: bytes | None
@@ -199,7 +206,7 @@ def contents(batch: Batch) -> list[ItemContent]:
 
 
 def check_read_back(found: Sequence[Items], produced: dict[int, ItemContent], wanted: Sequence[int]) -> None:
-    """Items come back as they were produced, in the order asked for."""
+    """Items are read as they were produced, in the order asked for."""
     got = [(part.start + index, content) for part in found for index, content in enumerate(contents(part.batch))]
     assert [offset for offset, _ in got] == list(wanted), f"reading {wanted} gave {[offset for offset, _ in got]}"
     for offset, content in got:

@@ -1,6 +1,7 @@
-"""Random commands to a partition, from callers and operators.
+"""Random commands to a partition.
 
-Owns: `RandomCommands`. It knows which leases, keys and ids have been used, so that what it asks for is often possible and sometimes stale.
+Owns: `RandomCommands`. It draws from the leases, keys and ids that were used before, so that commands are often valid
+and sometimes stale.
 """
 
 import random
@@ -56,20 +57,20 @@ class RandomCommands(RandomDraws):
         return Retention(self.pick([0, 1 * MINUTE, 3 * HOUR]), self.pick([0, 0, 1_000, 5_000]), self.pick([0, 0, 2]), self.pick([1, 2]))
 
     def command(self, model: PartitionModel, now: Moment) -> c.Command:
-        """The next thing somebody asks."""
+        """Draw the next command."""
         kind = self.rng.choices(_KINDS, cum_weights=_CUMULATIVE)[0]
         command: c.Command = getattr(self, "_" + kind)(model, now)
         if getattr(command, "request", None) is not None:
             self._sent.append(command)
         return command
 
-    # -- consumers and producers ---------------------------------------------------------------------
+    # -- consumers and producers -----------------------------------------------------------------------
 
     def _produce(self, model: PartitionModel, now: Moment) -> c.Produce:
         batch = self.batch(self.pick([1, 1, 2, 3, 6]), now)
         if self.happens(0.05):
             self._transfers += self.pick([0, 1])
-            batch.dedups = None  # a transfer is told from its repetition by its sequence
+            batch.dedups = None  # a repeated transfer is recognized by its sequence
             return c.Produce(batch, source=b"another queue", sequence=self._transfers)
         return c.Produce(batch, self.request_id())
 
@@ -107,42 +108,42 @@ class RandomCommands(RandomDraws):
         return c.AcquireLease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.request_id())
 
     def _complete(self, model: PartitionModel, now: Moment) -> c.CompleteLeased:
-        return c.CompleteLeased(*self._some(model), self.request_id())
+        return c.CompleteLeased(*self._some_leased(model), self.request_id())
 
     def _retry(self, model: PartitionModel, now: Moment) -> c.RetryLeased:
         delay = self.pick([0, 0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
-        return c.RetryLeased(*self._some(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
+        return c.RetryLeased(*self._some_leased(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
 
     def _bury(self, model: PartitionModel, now: Moment) -> c.BuryLeased:
-        return c.BuryLeased(*self._some(model), self.pick(["", "poison"]), self.request_id())
+        return c.BuryLeased(*self._some_leased(model), self.pick(["", "poison"]), self.request_id())
 
     def _extend(self, model: PartitionModel, now: Moment) -> c.ExtendLease:
-        return c.ExtendLease(self._holding(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
+        return c.ExtendLease(self._some_lease(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
 
     def _repeat(self, model: PartitionModel, now: Moment) -> c.Command:
-        """An answer was lost: the caller asks again with the same request id."""
+        """Repeat an earlier request with the same request id, as a caller does whose answer was lost."""
         return self.pick(self._sent[-12:]) if self._sent else self._produce(model, now)
 
-    def _holding(self, model: PartitionModel) -> ModelLease:
-        """Mostly a live lease; else one that ended, or was never given."""
+    def _some_lease(self, model: PartitionModel) -> ModelLease:
+        """Mostly a live lease; else one that ended, or one that never existed."""
         live = model.live()
         if live and self.happens(0.9):
             return self.pick(live)
         past = list(model.leases.values())[-8:]
         return self.pick(past) if past and self.happens(0.9) else ModelLease(STALE_LEASE, 0, 0, [], [], 0, 0)
 
-    def _some(self, model: PartitionModel) -> tuple[int, list[int] | None]:
-        """A lease and some of its items, now and then with some that it does not hold."""
-        holding = self._holding(model)
+    def _some_leased(self, model: PartitionModel) -> tuple[int, list[int] | None]:
+        """A lease and some of its items, sometimes with an item that it does not hold."""
+        lease = self._some_lease(model)
         if self.happens(0.5):
-            return holding.number, None
-        wanted = [offset for offset in holding.open + holding.done if self.happens(0.6)]
+            return lease.number, None
+        wanted = [offset for offset in lease.open + lease.done if self.happens(0.6)]
         if model.items and self.happens(0.1):
             wanted.append(self.rng.randrange(len(model.items)))
         self.rng.shuffle(wanted)
-        return holding.number, list(dict.fromkeys(wanted)) or None
+        return lease.number, list(dict.fromkeys(wanted)) or None
 
-    # -- operators -----------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------
 
     def _configure(self, model: PartitionModel, now: Moment) -> c.Configure:
         other = self.policy()
@@ -176,7 +177,7 @@ class RandomCommands(RandomDraws):
     def _release_cursor(self, model: PartitionModel, now: Moment) -> c.ForgetCursor:
         return c.ForgetCursor(self.pick(["audit", "lake"]))
 
-    # -- time and place ------------------------------------------------------------------------------
+    # -- durations and sizes ---------------------------------------------------------------------------
 
     def pause_between_turns(self) -> int:
         return self.pick([0, 1, 50_000, 1 * SECOND, 3 * SECOND, 20 * SECOND, 90 * SECOND, 20 * MINUTE, 3 * HOUR])

@@ -1,8 +1,8 @@
-"""A copy of a simulated partition is damaged and used.
+"""Damages a copy of a simulated partition and checks what it still serves.
 
 Owns: `check_damaged_copy`.
-What must hold: every undamaged item is read, listed, explained and delivered, once; exactly the damaged ones are recorded as lost; `verify`
-tells of the damage before, and nothing after a repair; and all of that takes a bounded number of steps.
+Checked: every undamaged item is read, explained and delivered exactly once; exactly the damaged items are recorded as
+lost; `verify` reports the damage, and reports none after a repair; all of this takes a bounded number of steps.
 """
 
 import copy
@@ -30,12 +30,12 @@ from simulation.partition.commands import KEEP_ALL
 from simulation.simulation import StepPrinter
 
 ROUNDS = 4
-"""Steps that a lease may take before it must be asked again."""
+"""The number of rounds that one call of a command may take."""
 DAYS = 4
 
 
 class PartitionCopy:
-    """A partition on a copy of a disk, which can be damaged."""
+    """A partition on a copy of a disk."""
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class PartitionCopy:
         self._directory.close()
 
     def verified(self) -> bool:
-        """Whether nothing is said to be wrong with the log."""
+        """Whether `verify` finds no damage."""
         return verify(self.files, self.folder, *self._owner, recovery.find_missing_front).sound
 
     def repair(self) -> None:
         report = repair(self.files, self.folder, *self._owner, clock=self.clock, lost_front=recovery.find_missing_front)
-        assert report.opens and report.changed, f"the damage was not mended: {report}"
+        assert report.opens and report.changed, f"the damage was not repaired: {report}"
 
     def ask(self, command: c.Command) -> c.Answer:
-        """Run a command to its end, in a bounded number of steps."""
+        """Run a command until it is answered; fail after a bounded number of calls."""
         for _ in range(100 + self.partition.state.next_offset):
             answer = self.partition.run(command, ROUNDS)
             self.partition.commit()
             if not isinstance(answer, c.AskAgain):
                 return answer
-        raise AssertionError(f"{command} finds no end")
+        raise AssertionError(f"{command} was not answered in a bounded number of calls")
 
 
 def check_damaged_copy(
@@ -93,7 +93,7 @@ def check_damaged_copy(
     rng: random.Random,
     say: StepPrinter,
 ) -> None:
-    """Damage a copy of a partition and use it; raises AssertionError when an undamaged item is missed, or anything else is not right."""
+    """Damage a copy of a partition and use it; raises AssertionError when a check fails."""
     if rng.random() < 0.15:
         _lose_everything(PartitionCopy(files, clock, root, owner, segment_bytes, rng.choice(DURABILITIES)), rng)
         return
@@ -112,17 +112,17 @@ def check_damaged_copy(
         twin.open()
     damaged = LogDamage(twin.files, twin.folder, rng, say).items & set(before)
     if not in_use:
-        assert not damaged or not twin.verified(), f"{sorted(damaged)} are damaged, and verify says nothing"
+        assert not damaged or not twin.verified(), f"{sorted(damaged)} are damaged, and verify does not report it"
         if damaged and rng.random() < 0.3:
             say("   repair")
             twin.repair()
-            assert twin.verified(), "damage was mended, and verify still finds it"
+            assert twin.verified(), "damage was repaired, and verify still finds it"
         twin.open()
     DamagedPartition(twin, before, damaged, wanted, rng, sure=not in_use).check_all()
 
 
 def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
-    """Delete every segment: whatever the durability mode, that is noticed."""
+    """Delete every segment and check that opening and `verify` notice it in every durability mode."""
     state = twin.partition.state
     there = state.dropped.missing(0, state.next_offset)
     if rng.random() < 0.5:
@@ -135,16 +135,16 @@ def _lose_everything(twin: PartitionCopy, rng: random.Random) -> None:
     assert not twin.verified(), "every segment is missing, and verify finds nothing"
     if rng.random() < 0.3:
         twin.repair()
-        assert twin.verified(), "damage was mended, and verify still finds it"
+        assert twin.verified(), "damage was repaired, and verify still finds it"
     twin.open()
     lost, again = twin.partition.state.lost, twin.partition.state.next_offset
     assert not RunSet(there).subtract(lost.runs), f"every segment is missing, and only {lost} are recorded as lost"
-    assert again >= state.next_offset, f"offset {again} is given again"
-    assert twin.partition.gaps, "every segment is missing, and nobody says so"
+    assert again >= state.next_offset, f"offset {again} would be given a second time"
+    assert twin.partition.gaps, "every segment is missing, and no gap is reported"
 
 
 class DamagedPartition:
-    """Everything that can be asked of a damaged partition, in any order."""
+    """Reads, explains and delivers the items of a damaged partition, in random order."""
 
     def __init__(
         self, twin: PartitionCopy, before: dict[int, bytes], damaged: set[int], wanted: set[int], rng: random.Random, *, sure: bool
@@ -155,7 +155,8 @@ class DamagedPartition:
         self._wanted = wanted
         self._rng = rng
         self._sure = sure
-        """Whether it is certain that damaged items are met as such: what was open or in memory when the damage was done is still good."""
+        """Whether every damaged item must be noticed. False if the partition was open when it was damaged: its caches
+        are still good."""
 
     def check_all(self) -> None:
         steps = [self._read, self._explain, self._deliver]
@@ -173,13 +174,13 @@ class DamagedPartition:
         assert lost <= self._damaged, f"{sorted(lost - self._damaged)} were recorded as lost and are not damaged"
 
     def _read(self) -> None:
-        """A cursor goes from one end to the other."""
+        """Read everything with a cursor, page by page."""
         partition, at, found = self._twin.partition, 0, []
         limit = self._rng.choice([1, 3, 10, 1_000])
         for _ in range(partition.state.next_offset + 2):
             items, stop = partition.read_retained(at, limit)
             found += self._right(items)
-            assert bool(items) == (at < stop) or stop == partition.state.next_offset, f"a cursor at {at} got nothing, and is at {stop} now"
+            assert bool(items) == (at < stop) or stop == partition.state.next_offset, f"a cursor at {at} read nothing and moved to {stop}"
             if not items:
                 break
             at = stop
@@ -191,11 +192,11 @@ class DamagedPartition:
             said = self._twin.partition.explain(offset)
             lost = offset in self._twin.partition.state.lost
             assert (said.why == LOST) == lost, f"{offset} was explained as {said}"
-            assert not lost or offset in self._damaged, f"{offset} is whole, and was explained as {said}"
+            assert not lost or offset in self._damaged, f"{offset} is not damaged and was explained as {said}"
         self._check_lost()
 
     def _deliver(self) -> None:
-        """Whatever is left to be done is delivered, once."""
+        """Every undamaged item that is not completed is delivered exactly once."""
         twin, found = self._twin, list[int]()
         changes = twin.partition.records_applied
         for _ in range(DAYS):
@@ -224,7 +225,7 @@ class DamagedPartition:
                 self._twin.ask(c.CompleteLeased(granted.lease))
 
     def _right(self, items: Sequence[Items]) -> list[int]:
-        """The offsets of items, which are as they were before the damage."""
+        """The offsets of items, after a check that their payloads are those of before the damage."""
         for offset, payload in payloads(items).items():
             assert self._before.get(offset) == payload, f"item {offset} is {payload!r}, and was {self._before.get(offset)!r}"
         return list(payloads(items))

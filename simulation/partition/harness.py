@@ -1,11 +1,12 @@
-"""One partition that is killed and opened again, beside a model that knows what it has promised.
+"""Runs one real partition together with its model, and kills and reopens it.
 
-Owns: `PartitionHarness`: a real `Partition` on a real file log, on a simulated disk, under a manual clock, beside its model; and
-`ModelHistory`, which takes the model back to what was found after a crash.
-- Every step is judged by the model and compared with it.
-- What was committed and synced is there after anything; what was committed is there after a process kill, and after a failed write or
-  an interrupt, leases that were not synced included; of later appends any beginning may be there, each whole. After a death the model
-  is brought to what is found, which must be one of these.
+Owns: `PartitionHarness` (a real `Partition` on a file log, a simulated disk and a manual clock, compared with its
+model) and `ModelHistory` (takes the model back to what was found after a crash).
+- The model checks every answer, and is compared with the partition after every step.
+- What was committed and synced is found after every crash. What was committed, also leases that were not synced, is
+  found after a process kill, a failed write and an interrupt. Of the appends after these any first part may be found,
+  each append completely.
+  After a crash the model is taken back to what was found, which must be one of these states.
 """
 
 import pickle
@@ -37,9 +38,9 @@ T = TypeVar("T")
 ROOT = "/data"
 INCARNATION, PARTITION = 0x5EED, 3
 MOST_LOOKS = 100
-"""More than retention ever needs at one time: whoever goes on has met a bug."""
+"""More rounds of retention than are ever needed at one time; more count as an endless loop."""
 DISPOSABLE = (".idx", "synced", "checkpoint", "penstock.json")
-"""Files that may be deleted: what they say can be told from the logs."""
+"""Files that may be deleted: they can be rebuilt from the logs."""
 
 
 class Append(NamedTuple):
@@ -47,42 +48,42 @@ class Append(NamedTuple):
 
     last_sequence: int
     steps: int
-    """How many steps had been taken by then."""
+    """The number of steps taken before the append."""
 
 
 class ModelHistory:
-    """A model, and how to take it back to what was found after a crash.
+    """A model that can be taken back to the steps that were found after a crash.
 
-    It watches a log's appends, so that it knows exactly which of the steps are there: an append is found whole or not at all, and none
-    without those before it. Whether those that were promised are among them is for the harness to check.
+    It records a log's appends and so knows which steps were found: an append is found completely or not at all, and
+    only with all appends before it. The harness checks that everything acknowledged is among them.
     """
 
     def __init__(self, model: PartitionModel) -> None:
         self.model = model
         self.appended = 0
-        """How many of the steps that a power cut may take back were appended, found again or not."""
+        """The number of unsynced steps that were appended."""
         self.written = 0
-        """How many of them a process kill may not take back."""
+        """The number of unsynced steps that were committed: a process kill may not undo them."""
         self._appends: list[Append] = []
         self._steps: list[Callable[[PartitionModel], None]] = []
         self._kept = _copy(model)
-        """The model before them."""
+        """The model before the unsynced steps."""
         self._adjusted = False
-        """The model was changed otherwise than by a step."""
+        """Whether the model was changed by something that is not a step."""
         self._opening = True
 
     def apply_step(self, step: Callable[[PartitionModel], None]) -> None:
-        """The model takes a step."""
+        """Apply a step to the model and record it."""
         step(self.model)
         self._steps.append(step)
 
     def adjust(self, change: Callable[[PartitionModel], None]) -> None:
-        """Change the model by something that is no step: it is done again, if need be, after the steps."""
+        """Change the model by something that is not a step. The caller does it again after `go_back`."""
         change(self.model)
         self._adjusted = True
 
     def watch(self, log: FileLog) -> None:
-        """Take note of what is appended to a log, and, when it is recovered, forget what is not there any more."""
+        """Record every append to a log; when the log is recovered, forget the appends that were not found."""
         append, recover = log.append, log.recover
         opened: list[int] = []
 
@@ -90,8 +91,8 @@ class ModelHistory:
             last = log.sequence + len(drafts)
             if not self._opening:
                 self.appended = len(self._steps)
-                self._appends.append(Append(last, self.appended))  # also if it fails: it may be there
-            elif opened:  # behind the record of the opening, which is no step: leases that were answered, once more
+                self._appends.append(Append(last, self.appended))  # also if it fails: its frames may be on the disk
+            elif opened:  # after the opening's record, which is no step: answered leases, appended again
                 self._appends.append(Append(last, self.written))
             opened.append(last)
             return append(drafts)
@@ -107,14 +108,14 @@ class ModelHistory:
         log.append, log.recover = noting_append, noting_recover  # type: ignore[method-assign]
 
     def mark_committed(self) -> None:
-        """The answers have left: from now on a process kill may take nothing back."""
+        """The answers were sent: from now on a process kill may not undo the steps so far."""
         self.written = self.appended
 
     def mark_synced(self) -> None:
-        """Everything up to here is synced: from now on it must be found, whatever happens."""
+        """All steps so far are synced: from now on they must be found after every crash."""
         if self._adjusted:
             self._kept, self._adjusted = _copy(self.model), False
-        else:  # cheaper than a copy
+        else:  # faster than a copy
             for step in self._steps:
                 step(self._kept)
         self._steps.clear()
@@ -123,11 +124,11 @@ class ModelHistory:
 
     @property
     def found(self) -> int:
-        """How many steps are there."""
+        """The number of unsynced steps that were found."""
         return self._appends[-1].steps if self._appends else 0
 
     def go_back(self, steps: int) -> None:
-        """Make the model what it was after so many steps."""
+        """Set the model to its state after this many unsynced steps."""
         self.model, self._adjusted = _copy(self._kept), False
         for step in self._steps[:steps]:
             step(self.model)
@@ -148,29 +149,29 @@ class PartitionHarness(SimulatedMachine):
         self._segment_bytes = self.chance.segment_bytes()
         self._produced: dict[int, checks.ItemContent] = {}
         self._produced_at: dict[int, int] = {}
-        """Elapsed time."""
+        """Offset → elapsed time."""
         self._errors: list[int] = []
         """Numbers of the file calls that were made to fail."""
         self._calls = 0
-        """How many calls had been made when the present step began."""
+        """The number of file calls before the current step."""
         self._owes_sync = False
-        """The turn did more than give out leases."""
+        """Whether the turn did more than grant leases, and so must be synced."""
         policy = self.chance.policy()
         self._history = ModelHistory(PartitionModel(policy))
         self._open(policy)
         self._state = self.partition.state
         self._seen = checks.view_of(self._state, self.partition.now())
-        """What the partition showed when it was last compared with the model."""
+        """The partition's state when it was last compared with the model."""
         self._history.mark_synced()
 
     @property
     def model(self) -> PartitionModel:
         return self._history.model
 
-    # -- what is asked of the partition --------------------------------------------------------------
+    # -- commands --------------------------------------------------------------------------------------
 
     def send(self, command: c.Command) -> c.Answer | PenstockError | None:
-        """Ask, and let the model judge the answer; None when storage failed."""
+        """Run a command and let the model check the answer; returns None when storage failed."""
         now = self.partition.now()
         answer: c.Answer | PenstockError
         try:
@@ -190,7 +191,7 @@ class PartitionHarness(SimulatedMachine):
         return answer
 
     def due(self, limit: int) -> int:
-        """Let the partition do some of what is due; returns how many records that took."""
+        """Let the partition process up to `limit` due items; returns the number of records."""
         now = self.partition.now()
         found = self._attempt(lambda: self.partition.due(limit))
         if found is None:
@@ -203,14 +204,14 @@ class PartitionHarness(SimulatedMachine):
         return done
 
     def _follow(self, kind: str, step: Callable[[PartitionModel], None]) -> None:
-        """Let the model take a step, and compare it with the partition."""
+        """Apply a step to the model and compare it with the partition."""
         before, now, state = self._seen, self.partition.now(), self.partition.state
         self._history.apply_step(step)
         real = checks.view_of(state, now)
         checks.check_transitions(kind, before.states, real.states)
         self._compare(real, self.model.view(now))
         checks.check_counts(state, real.states)
-        # Comparing items, leases, pauses and policy: a remembered answer that changed none of these promises nothing.
+        # Only items, leases, pauses and policy are compared: a step that only remembers an answer need not be synced.
         self._owes_sync = self._owes_sync or (kind != "AcquireLease" and real[:6] != before[:6])
 
     def _compare(self, real: ComparedState, expected: ComparedState) -> None:
@@ -218,21 +219,21 @@ class PartitionHarness(SimulatedMachine):
         self._seen = real
 
     def commit(self) -> bool:
-        """Write the turn; returns whether its answers may leave."""
+        """Commit the turn; returns whether its answers may be sent."""
         if self._attempt(self.partition.commit) is None:
             return False
         self._committed()
         return True
 
     def compact(self) -> None:
-        """Compact: drop whatever retention allows."""
+        """Compact: drop everything that retention allows."""
         freed = self._attempt(self.partition.compact)
         if freed is not None:
             self.say("   %s", freed[0])
             self._committed()
 
     def upkeep(self) -> None:
-        """Let retention do what it has to do by now."""
+        """Run the retention that is due."""
         for _ in range(MOST_LOOKS):
             when = self.partition.next_retention()
             if when is None or when > self.partition.now().elapsed:
@@ -240,10 +241,11 @@ class PartitionHarness(SimulatedMachine):
             if self._attempt(self.partition.apply_due_retention) is None:
                 return
             self._committed()
-        raise AssertionError("retention always wants another look")
+        raise AssertionError("retention is due again and again without time passing")
 
     def check_retention(self) -> None:
-        """All is resolved, no cursor is left and everything is old: what may go has gone."""
+        """At the end all items are resolved and old, and no cursor is left: retention must have dropped everything that
+        it may."""
         retention, state = self.partition.state.policy.retention, self.partition.state
         if retention.max_age and retention.min_segments == 1:
             assert state.dropped.total == state.next_offset, f"{state.next_offset - state.dropped.total} items are kept for too long"
@@ -251,7 +253,7 @@ class PartitionHarness(SimulatedMachine):
     def _committed(self) -> None:
         assert not (self._owes_sync and self.partition.log.unsynced), "a turn that did more than lease was not synced"
         self._history.mark_committed()
-        if self.partition.failed:  # keeping house failed behind it: what that wrote is not synced, and goes at the next opening
+        if self.partition.failed:  # upkeep after the commit failed: its unsynced writes are undone at the next opening
             self._reopen(refused=False)
             return
         if self.partition.state is not self._state:  # a rotation failed after the turn was stored
@@ -264,13 +266,13 @@ class PartitionHarness(SimulatedMachine):
             self._all_kept()
 
     def read_back(self, leased: list[int]) -> None:
-        """Items are as they were produced, as long as they are kept."""
+        """Check that leased items that are not dropped are read as they were produced."""
         wanted = [offset for offset in leased if not self.model.items[offset].dropped]
         runs = [edge for offset in wanted for edge in (offset, offset + 1)]
         self._look(lambda: checks.check_read_back(self.partition.items(runs), self._produced, wanted))
 
     def inspect(self) -> None:
-        """Check what costs too much to be checked after every step."""
+        """Run the checks that are too slow for every step."""
         states = [item.state for item in self.model.items]
         if states:
             offset = self.chance.rng.randrange(len(states))
@@ -288,19 +290,19 @@ class PartitionHarness(SimulatedMachine):
         except KeyboardInterrupt:
             self._interrupted()
 
-    # -- trouble -------------------------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         self._calls = self.disk.calls
 
     def inject_fault(self, fault: Fault, ahead: int) -> None:
-        """One of the next file calls will go wrong."""
+        """Make the file call after `ahead` more calls meet this fault."""
         super().inject_fault(fault, ahead)
         if fault != "halt":
             self._errors.append(self.disk.calls + ahead)
 
     def _attempt(self, action: Callable[[], T]) -> tuple[T] | None:
-        """Do something; None when storage failed or somebody interrupted it."""
+        """Run an action; None when storage failed or the action was interrupted."""
         try:
             return (action(),)
         except (StorageFailed, OutcomeUnknown) as failure:
@@ -310,7 +312,7 @@ class PartitionHarness(SimulatedMachine):
         return None
 
     def _failed(self, failure: PenstockError) -> None:
-        """Storage refused something: nothing of the turn is stored, or (OutcomeUnknown) nobody knows."""
+        """Storage failed: nothing of the turn is stored, or (OutcomeUnknown) it is not known whether it is."""
         self.say("   %r", failure)
         if isinstance(failure, OutcomeUnknown):
             if self.chance.happens(0.5):
@@ -322,22 +324,22 @@ class PartitionHarness(SimulatedMachine):
             self._align_model(least=self._history.written, refused=True)
         elif "failing" in repr(self.partition) or self.chance.happens(0.5):
             self._reopen(refused=True)
-        # else a read failed, and nothing was lost by it: the turn goes on
+        # else only a read failed: nothing was lost, and the turn continues
 
     def _interrupted(self) -> None:
-        """Ctrl-C in the middle of a call: nobody knows what became of the turn, and what was answered before it stands."""
+        """A call was interrupted: the turn may be stored or not; everything answered before is kept."""
         self.say("   interrupted")
         self._reopen(refused=False)
 
     def _reopen(self, *, refused: bool) -> None:
-        """Open the partition anew in the same process: what was answered stands, also leases that were not synced."""
+        """Reopen the partition in the same process: everything answered is kept, also leases that were not synced."""
         self.disk.clear_faults()
         self.partition.reopen()
         self._align_model(least=self._history.written, refused=refused)
 
     def crash_and_reopen(self, power: bool, sure: int | None = None) -> None:
-        """The process ends here; then another one finds what there is. `sure` steps at least must be found."""
-        if sure is None:  # going back after an error, it may have dropped what was not synced
+        """End the process and open the partition in a new one. At least `sure` unsynced steps must be found."""
+        if sure is None:  # after an error the partition may have undone unsynced steps
             sure = 0 if any(self._calls < call <= self.disk.calls for call in self._errors) else self._history.written
         rebooted = False
         while True:
@@ -357,7 +359,8 @@ class PartitionHarness(SimulatedMachine):
         self._align_model(least=sure, rebooted=rebooted)
 
     def restart(self, reboot: int | None, delete: float) -> None:
-        """Close and open again, perhaps after a reboot that took so long, and without some of the files that may be missing."""
+        """Close and open again, after a reboot that took `reboot` (None: no reboot), with some rebuildable files
+        deleted."""
         try:
             self.partition.close()
             self._directory.close()
@@ -378,10 +381,10 @@ class PartitionHarness(SimulatedMachine):
             self.disk.remove(path)
 
     def damage_a_copy(self, rng: random.Random) -> None:
-        """Items of a partition like this one, of which some are damaged: the others are served."""
+        """Damage a copy of this partition and check that the undamaged items are served."""
         damage.check_damaged_copy(self.disk, self.clock, ROOT, (INCARNATION, PARTITION), self._segment_bytes, rng, self.say)
 
-    # -- living on -----------------------------------------------------------------------------------
+    # -- opening ---------------------------------------------------------------------------------------
 
     def _open(self, policy: Policy | None = None) -> None:
         self._directory = FileStore.open(ROOT, files=self.disk, clock=self.clock, entropy=bytes)
@@ -391,7 +394,8 @@ class PartitionHarness(SimulatedMachine):
         assert not self.partition.gaps, f"nothing was damaged, and yet: {self.partition.gaps}"
 
     def _align_model(self, *, least: int = 0, refused: bool = False, rebooted: bool = False) -> None:
-        """Bring the model to what was found: at least so many of the steps, and, if the turn was refused, nothing of it."""
+        """Take the model back to the steps that were found: at least `least`, and none of the last turn if that was
+        refused."""
         self._state = self.partition.state
         moment = self._state.moment
         history = self._history
@@ -410,7 +414,8 @@ class PartitionHarness(SimulatedMachine):
             self.replay()
 
     def _follow_drops(self) -> bool:
-        """Retention works after the turn is stored and tells nobody: what it took must be its to take. Says whether it took any."""
+        """Apply to the model what retention dropped after the commit, after a check that it was allowed; returns
+        whether it dropped any."""
         dropped = offsets(self._state.dropped.runs)
         news = len(dropped) != sum(item.dropped for item in self.model.items)
         if news:

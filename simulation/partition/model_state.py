@@ -1,6 +1,7 @@
-"""What a model knows of every item and every lease, and the few ways in which an item moves.
+"""The state of a partition's model, and the basic changes of an item.
 
-Owns: `ModelState`, the plain facts beneath `QueueLoadModel`; `ModelLease`, one lease; `ComparedState`, what of it can be compared with a real partition.
+Owns: `ModelState` (the state of `PartitionModel`), `ModelLease` (one lease), `ComparedState` (the part that is compared
+with a real partition).
 """
 
 from collections.abc import Iterable
@@ -16,18 +17,18 @@ EXPIRED = "expired"
 LEASE_EXPIRED = "lease expired"
 SPENT = "spent"
 Cause: TypeAlias = tuple[str, int, int]
-"""Why an item became ready again, when, and its number among those."""
+"""Why an item became ready again, when, and its number among the items with that cause and time."""
 
 
 @dataclass(slots=True)
 class ModelLease:
-    """A lease: who may settle what until when."""
+    """A lease: the items that may be settled under its number, and until when."""
 
     number: int
     deadline: int
     timeout: int
     open: list[int]
-    """In the order given."""
+    """Unsettled items, in the order in which they were granted."""
     done: list[int]
     size: int
     given_at: int
@@ -35,11 +36,11 @@ class ModelLease:
 
     @property
     def finished(self) -> bool:
-        """Everything it gave was completed under it."""
+        """Whether all of its items were completed under it."""
         return len(self.done) == self.size
 
     def close(self, offsets: Iterable[int], now: Moment) -> None:
-        """It holds these no longer, and ends when it holds nothing."""
+        """Remove these items; the lease ends when it has none left."""
         for offset in offsets:
             self.open.remove(offset)
         if not self.open:
@@ -47,15 +48,15 @@ class ModelLease:
 
 
 class ComparedState(NamedTuple):
-    """What is compared after every step."""
+    """The state that is compared after every step."""
 
     states: list[ItemState]
     failures: dict[int, tuple[int, str]]
-    """Items that came back: (attempts, reason)."""
+    """Items with failed attempts: offset → (attempts, reason)."""
     burials: dict[int, tuple[int, bool]]
-    """(attempts, whether its ttl ran out)."""
+    """Offset → (attempts, whether its ttl expired)."""
     leases: dict[int, tuple[int, list[int]]]
-    """(deadline, items still open)."""
+    """Lease number → (deadline, unsettled items)."""
     paused: tuple[bool, bool]
     policy: Policy
     overdue: set[int]
@@ -66,26 +67,26 @@ class ComparedState(NamedTuple):
 
 
 class ModelState:
-    """All there is to know of one partition."""
+    """The state of one partition's model."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.items: list[ModelItem] = []
         self.leases: dict[int, ModelLease] = {}
-        """Every lease ever given; those with `ended_at` are over."""
+        """Every lease ever granted; those with `ended_at` have ended."""
         self.paused_lease = False
         self.paused_produce = False
         self.answers: dict[bytes, tuple[int, Any]] = {}
-        """Request id → (until, answer; of a lease its number)."""
+        """Request id → (remembered until, answer); for a lease request its lease number."""
         self.dedups: dict[bytes, tuple[int, int]] = {}
-        """Dedup id → (until, offset)."""
+        """Dedup id → (remembered until, offset of the first item)."""
         self.sources: dict[bytes, int] = {}
         self.cursors: dict[str, int] = {}
-        """Name → the offset it reads next."""
+        """Name → the offset that the cursor reads next."""
         self.step = 0
 
     def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
-        """What a partition should show; after a reboot every lease has its full timeout again."""
+        """The state that the partition should have; after a reboot every lease has its full timeout again."""
         items = self.items
         return ComparedState(
             [item.state for item in items],
@@ -109,25 +110,28 @@ class ModelState:
         return next(one for one in self.live() if item.offset in one.open)
 
     def restart_timeouts(self, now: Moment) -> None:
-        """The machine was off: how long is not known, so every holder gets its full timeout again."""
+        """After a reboot: how long the machine was off is not known, so every lease gets its full timeout again."""
         for one in self.live():
             one.deadline = now.elapsed + one.timeout
 
-    # -- how an item moves ---------------------------------------------------------------------------
+    # -- changes of an item ----------------------------------------------------------------------------
 
     def to_tail(self, item: ModelItem, now: Moment, *, position: int | None = None, cause: Cause = ("", 0, 0)) -> None:
-        """Ready: behind everything that is, or (an item that was never late) at its own place in the log's order."""
+        """Make an item ready behind all ready items, or, if `position` is given, at that position in the log's
+        order."""
         item.state, item.ready_since, item.jumps, item.returned = ItemState.READY, now.elapsed, False, False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
-    def to_place(self, item: ModelItem, now: Moment) -> None:
-        """Ready again at its place, which is the first of its key unless an operator put others there meanwhile."""
+    def to_former_position(self, item: ModelItem, now: Moment) -> None:
+        """Make an item ready at its former position. It is the first of its key unless a seek or redrive put others
+        before it."""
         item.returned, item.jumps = True, earlier_of_key(self.items, item) is not None
         item.state, item.ready_since = ItemState.READY, now.elapsed
 
     def return_item(self, item: ModelItem, now: Moment, reason: str, delay: int, cause: Cause, *, counted: bool = True) -> None:
-        """Without a key to the tail; with one it keeps its place, and a delay holds the key."""
+        """Return a leased item. Without a key it goes to the tail; with one it keeps its position, and a delay holds
+        its key."""
         if counted:
             item.attempts += 1
             item.reason = reason
@@ -136,7 +140,7 @@ class ModelState:
         elif item.key is None:
             self.to_tail(item, now, cause=cause)
         else:
-            self.to_place(item, now)
+            self.to_former_position(item, now)
 
     def bury(self, item: ModelItem, reason: str, *, counted: bool = False) -> None:
         item.attempts += counted
@@ -149,7 +153,7 @@ class ModelState:
         item.overdue = item.parked = False
 
     def drop(self, offsets: Iterable[int]) -> None:
-        """Retention let go of items: only resolved ones that park no key and that every cursor has passed."""
+        """Drop items, as retention did; fail unless each is resolved, parks no key and was passed by every cursor."""
         held = min(self.cursors.values(), default=len(self.items))
         for item in map(self.items.__getitem__, offsets):
             assert item.dropped or (item.state.resolved and not item.parked and item.offset < held), f"{item} was dropped"
@@ -157,13 +161,13 @@ class ModelState:
             item.dropped = True
 
     def attempts_spent(self, item: ModelItem) -> bool:
-        """Whether the lease it is under was its last."""
+        """Whether an item's current lease is its last allowed attempt."""
         return bool(self.policy.max_attempts) and item.attempts + 1 >= self.policy.max_attempts
 
-    # -- requests ------------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------------
 
     def known(self, request: bytes | None, now: Moment) -> Any:
-        """What the same request was answered before, if that is remembered."""
+        """The remembered answer to a request, if there is one."""
         until, answer = self.answers.get(request, (0, None)) if request is not None else (0, None)
         return answer if until > now.elapsed else None
 

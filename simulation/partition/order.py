@@ -1,7 +1,7 @@
-"""Which item of a partition is next? The order of DESIGN §4, judged on plain items, one at a time.
+"""The order of a partition's items (DESIGN §4): which items may be leased next.
 
-Owns: `ModelItem` and the questions of order. O(n) everywhere, nothing kept: each question looks at all items anew.
-Where two items became ready so closely together that the rules do not say which is first, either may be.
+Owns: `ModelItem` and the functions about order. They keep nothing and look at all items each time, O(n).
+Where the rules do not say which of two items is first, because they became ready close together, both are allowed.
 """
 
 from collections.abc import Iterable
@@ -11,31 +11,32 @@ from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 
 UNSURE = 2 * SECOND
-"""By so much an item may count as waiting longer than it does: items ready within a second of each other are kept together,
-and a lease stays in a partition for what is up to a second younger than the oldest elsewhere."""
+"""How much longer an item may seem to have waited than it has: items that became ready within a second are kept
+together, and a lease stays in a partition whose items are up to a second younger than the oldest of other
+partitions."""
 
 
 @dataclass(slots=True, repr=False)
 class ModelItem:
-    """One item, as the rules see it."""
+    """One item of the model."""
 
     offset: int
     key: bytes | None
     priority: int
     lane: int
-    """The priority it competes with now: its own, unless a seek brought it back."""
+    """The priority at which it is leased: its own, or the default after a seek."""
     state: ItemState = ItemState.READY
     attempts: int = 0
     """Leases that ended without completing it."""
     reason: str = ""
     position: int = 0
-    """How many items had been produced when it became ready; with a key it keeps this when it comes back."""
+    """The number of items that had been produced when it became ready. An item with a key keeps it when it returns."""
     arrival: tuple[int, str, int, int] = (0, "", 0, 0)
-    """(step, cause, when, number): within a step the order of two causes is open, within a cause it is not."""
+    """(step, cause, time, number). The order of two causes within a step is not defined; within a cause it is."""
     returned: bool = False
-    """It came back to its place, which may be taken for that of its offset though it became ready later."""
+    """It returned to its position. The partition may order it by its offset instead."""
     jumps: bool = False
-    """It came back when an operator had put others of its key before it: it may be first all the same."""
+    """It returned after a seek or redrive put other items of its key before it: it may still be leased first."""
     ready_since: int = 0
     at: int = 0
     """Scheduled until this wall time, or (0) until `due`."""
@@ -45,14 +46,14 @@ class ModelItem:
     overdue: bool = False
     """Its ttl ended while it was leased."""
     spared: bool = False
-    """Its ttl ended while it was buried: perhaps that was noticed then, perhaps it is now."""
+    """Its ttl ended while it was buried: the partition may or may not bury it again."""
     parked: bool = False
     """Buried, and holding its key."""
     dropped: bool = False
-    """Resolved, and its bytes let go by retention: it never comes back."""
+    """Retention dropped it: it never becomes ready again."""
 
     def __repr__(self) -> str:
-        """Only what is to be said of it."""
+        """Only the fields that differ from their defaults."""
         said = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
         return f"ModelItem({', '.join(f'{name}={value}' for name, value, usual in said if value != usual)})"
 
@@ -66,37 +67,37 @@ class ModelItem:
 
     @property
     def earliest(self) -> int:
-        """The best position it may claim."""
+        """The first position at which it may be."""
         return min(self.position, self.offset) if self.returned else self.position
 
 
 def holder_of_key(items: Iterable[ModelItem], key: bytes) -> ModelItem | None:
-    """The item that holds a key: somebody works on it, or it backs off, or it was buried and parks the key."""
+    """The item that holds a key: it is leased, or backs off, or is buried and parks the key."""
     return next((item for item in items if item.key == key and (item.state is ItemState.LEASED or item.parked or item.backs_off)), None)
 
 
 def earlier_of_key(items: Iterable[ModelItem], item: ModelItem) -> ModelItem | None:
-    """A ready item of the same key that must go before it, if there is one."""
+    """A ready item of the same key that must be leased before `item`, if there is one."""
     if item.jumps:
         return None
     return next((one for one in items if one.key == item.key and one.state is ItemState.READY and one.position < item.earliest), None)
 
 
 def rivals(items: Iterable[ModelItem], item: ModelItem) -> bool:
-    """Whether another ready item of its key may as well be first."""
+    """Whether another ready item of the same key may be first instead."""
     others = [one for one in items if one.key == item.key and one.state is ItemState.READY and one is not item]
     return any(item.jumps or one.jumps or (item.earliest <= one.position and one.earliest <= item.position) for one in others)
 
 
 def available(items: list[ModelItem]) -> list[ModelItem]:
-    """What may be leased: every ready item without a key, and the first of every key that nothing holds."""
+    """The items that may be leased: all ready items without a key, and the first item of each key that is not held."""
     ready = [item for item in items if item.state is ItemState.READY]
     free = {key for key in {item.key for item in ready} if key is not None and holder_of_key(items, key) is None}
     return [item for item in ready if item.key is None or (item.key in free and earlier_of_key(ready, item) is None)]
 
 
 def someone_ahead(items: list[ModelItem], item: ModelItem, now: int, aging: int) -> ModelItem | None:
-    """The head of a lane that must go before `item`, if there is one."""
+    """The head of a lane that must be leased before `item`, if there is one."""
     lanes: dict[int, list[ModelItem]] = {}
     for other in available(items):
         if other.key is None or not rivals(items, other):
@@ -106,13 +107,14 @@ def someone_ahead(items: list[ModelItem], item: ModelItem, now: int, aging: int)
 
 
 def _hidden(items: list[ModelItem], head: ModelItem) -> bool:
-    """Whether others, not to be leased, that came later than a lane's head stand before it (a seek does that): its age may not be seen."""
+    """Whether younger items stand before a lane's head, as after a seek: the partition may then not see the head's
+    age."""
     ready = [one for one in items if one.state is ItemState.READY and one.lane == head.lane]
     return any(one.earliest < head.position and one.ready_since > head.ready_since for one in ready)
 
 
 def _ahead(head: ModelItem, item: ModelItem, now: int, aging: int) -> bool:
-    """Whether a lane's head surely goes before an item of the same or of another lane."""
+    """Whether a lane's head must be leased before an item of the same or another lane."""
     its, best = _lifted(head, now, aging), _lifted(item, now + UNSURE, aging)
     if head.lane != item.lane:
         return its < best
@@ -124,12 +126,12 @@ def _lifted(item: ModelItem, now: int, aging: int) -> int:
 
 
 def lifted(priority: int, age: int, aging: int) -> int:
-    """The priority that an item has gained by waiting: one step for each `aging`."""
+    """The priority of an item after waiting: it rises by one for each `aging`."""
     return max(0, priority - age // aging) if aging else priority
 
 
 def _before(one: ModelItem, other: ModelItem) -> bool:
-    """Whether one surely stands before the other in their lane."""
+    """Whether `one` must be before `other` in their lane."""
     if one.position != other.position or one.key is not None or other.key is not None:
         return one.position < other.earliest
     if one.arrival[0] == other.arrival[0] and one.arrival[1] != other.arrival[1]:

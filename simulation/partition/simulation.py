@@ -1,8 +1,9 @@
 """The simulation of one partition: random commands, time, faults, crashes.
 
-Owns: `PartitionSimulation`: what happens next. Commands are sent, time passes, the date is set back, file calls fail, the process is
-killed, the power is cut, files that may be deleted are deleted. The harness checks after every step that the partition is what its model
-says. At the end everything that is left must be delivered. Now and then a copy of the partition is damaged and used (damage.py).
+Owns: `PartitionSimulation`: the steps. Commands are sent, time passes, the wall clock is set back, file calls fail, the
+process is killed, the power is cut, rebuildable files are deleted. The harness compares the partition with its model
+after every step.
+At the end all remaining items must be delivered. Sometimes a copy of the partition is damaged and checked (damage.py).
 """
 
 import errno
@@ -35,10 +36,10 @@ class PartitionSimulation(Simulation):
         super().__init__(seed, steps, say)
         self.harness = PartitionHarness(seed, self.say)
         self.chance = self.harness.chance
-        self.set_steps(STEP_WEIGHTS, self)
+        self.set_steps(STEP_WEIGHTS, self, self.harness)
 
     def begin(self) -> None:
-        """The partition is open already."""
+        """Nothing: the harness has opened the partition."""
 
     def step(self, action: Callable[[], None]) -> None:
         self.harness.begin_step()
@@ -50,10 +51,10 @@ class PartitionSimulation(Simulation):
     def damage_a_copy(self, rng: random.Random) -> None:
         self.harness.damage_a_copy(rng)
 
-    # -- steps ---------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        """A turn of a few commands."""
+        """Run a turn of a few commands."""
         granted: list[int] = []
         for _ in range(self.chance.pick([1, 1, 2, 3, 5])):
             answer = self._send_something()
@@ -70,7 +71,7 @@ class PartitionSimulation(Simulation):
         return self.harness.send(self.harness.chance.command(self.harness.model, self.harness.partition.now()))
 
     def come_due(self) -> None:
-        """Some of what is due, or all of it, and now and then a commit in between."""
+        """Process some or all due items, sometimes with a commit in between."""
         for _ in range(self.chance.pick([1, 2, 100])):
             if not self.harness.due(self.chance.pick([1, 2, 5, 100])) or (self.chance.happens(0.2) and not self.harness.commit()):
                 break
@@ -82,18 +83,15 @@ class PartitionSimulation(Simulation):
         before = self.harness.partition.now()
         self.harness.clock.advance(duration)
         self.say("   %s s pass", duration / SECOND)
-        assert self.harness.partition.now().elapsed - before.elapsed == duration, "time passed differently for the partition"
+        assert self.harness.partition.now().elapsed - before.elapsed == duration, "the partition's time advanced by another duration"
 
     def step_wall(self) -> None:
         before = self.harness.partition.now()
         self.harness.clock.step_wall(self.chance.pick([-DAY, -HOUR, -SECOND, SECOND, HOUR, DAY]))
-        assert self.harness.partition.now().elapsed == before.elapsed, "the date was set and time passed"
+        assert self.harness.partition.now().elapsed == before.elapsed, "the wall clock was set, and the partition's elapsed time changed"
 
     def disturb(self) -> None:
         self.harness.inject_fault(self.chance.pick(FAULTS), self.chance.rng.randint(1, 12))
-
-    def compact(self) -> None:
-        self.harness.compact()
 
     def kill(self) -> None:
         self._end_in_a_turn(power=False)
@@ -102,7 +100,7 @@ class PartitionSimulation(Simulation):
         self._end_in_a_turn(power=True)
 
     def _end_in_a_turn(self, power: bool) -> None:
-        """Before a turn, in the middle of one, or while it is being written."""
+        """End the process before a turn, within one, or while it is being written."""
         for _ in range(self.chance.pick([0, 1, 4])):
             self._send_something()
         if self.chance.happens(0.4):
@@ -113,10 +111,10 @@ class PartitionSimulation(Simulation):
     def restart(self) -> None:
         self.harness.restart(self.chance.pick([None, None, MINUTE, DAY]), delete=self.chance.pick([0.0, 0.4, 1.0]))
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- the end ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Let everything that is left be worked on: it must all come, and come as it was produced."""
+        """Consume all remaining items: each must be delivered, as it was produced."""
         harness = self.harness
         harness.disk.clear_faults()
         self.say("-- drain")
@@ -128,7 +126,7 @@ class PartitionSimulation(Simulation):
             self._work_off()
             harness.clock.advance(1 * DAY)
         left = [item for item in harness.model.items if not item.state.resolved]
-        assert not left, f"{left[0]} never came"
+        assert not left, f"{left[0]} was never delivered"
         for name in [*harness.model.cursors]:
             harness.send(c.ForgetCursor(name))
         harness.commit()
@@ -140,7 +138,7 @@ class PartitionSimulation(Simulation):
         harness.restart(None, delete=0.5)
 
     def _work_off(self) -> None:
-        """Lease and complete whatever there is."""
+        """Lease and complete all ready items."""
         while isinstance(granted := self.harness.send(c.AcquireLease(100, per_key=3)), c.LeaseAnswer) and granted.lease:
             self.harness.commit()
             self.harness.read_back(offsets(granted.runs))

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a produce, again and again, in a real process: what was acknowledged is there once, and nobody else notices."""
+"""Produces of a real process are interrupted: acknowledged items are stored once, and other threads see no error."""
 
 import json
 import subprocess
@@ -12,10 +12,10 @@ import json, random, signal, sys, threading
 from collections import Counter
 import penstock
 
-place, partitions, seed, rounds = sys.argv[1], *map(int, sys.argv[2:])
-broker = penstock.open(place)
+directory, partitions, seed, rounds = sys.argv[1], *map(int, sys.argv[2:])
+broker = penstock.open(directory)
 queue = broker.create_queue("q", partitions=partitions)
-rng, acknowledged, troubles, stop = random.Random(seed), set(), [], threading.Event()
+rng, acknowledged, errors, stop = random.Random(seed), set(), [], threading.Event()
 
 def interrupt(*_):
     raise KeyboardInterrupt
@@ -28,7 +28,7 @@ def other():
             queue.produce(f"other {number}", key=str(number % 7))
             acknowledged.add(f"other {number}")
         except Exception as error:
-            troubles.append(repr(error))
+            errors.append(repr(error))
 
 signal.signal(signal.SIGALRM, interrupt)
 thread = threading.Thread(target=other)
@@ -52,16 +52,16 @@ while leases := queue.lease(1000, per_key=1000):
     found.update(lease.item.value for lease in leases)
     leases.complete()
 broker.close()
-doubles = [name for name, times in found.items() if times > 1]
-print(json.dumps({"interrupts": interrupts, "missing": sorted(acknowledged - found.keys()), "doubles": doubles, "troubles": troubles}))
+duplicates = [name for name, times in found.items() if times > 1]
+print(json.dumps({"interrupts": interrupts, "missing": sorted(acknowledged - found.keys()), "duplicates": duplicates, "errors": errors}))
 """
 
 
 @pytest.mark.parametrize(("partitions", "seed"), [(1, 1), (3, 2), (8, 3)])
-def test_interrupts_harm_nobody(tmp_path: Path, partitions: int, seed: int) -> None:
+def test_interrupts_lose_nothing_and_affect_no_other_thread(tmp_path: Path, partitions: int, seed: int) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "data"), str(partitions), str(seed), "300"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found.pop("interrupts") > 0
-    assert found == {"missing": [], "doubles": [], "troubles": []}
+    assert found == {"missing": [], "duplicates": [], "errors": []}

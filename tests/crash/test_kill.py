@@ -1,7 +1,7 @@
-"""A real process appends to a real directory and is killed (SIGKILL) at a random moment, many times over.
+"""A real process appends to a real directory and is killed (SIGKILL) at a random moment, many times.
 
-Every group that it said was synced is there, groups are whole, sequences and offsets go on where they stopped.
-The moment is not left to the clock: the child is killed after a random number of reports, so it is always at work when it dies.
+Every group that it reported as synced is found, groups are complete, sequences and offsets continue where they stopped.
+The child is killed after a random number of reports, not after a random time, so that it is always appending then.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from tests.logs.backends import base_draft, comparable, draft
 
 INCARNATION, PARTITION = 1, 0
 GROUP = 3
-"""Frames of a group; each says how manieth of its group it is."""
+"""Frames per group."""
 SEGMENT_BYTES = 20_000
 
 
 @contextlib.contextmanager
 def recovered(root: str) -> Iterator[tuple[FileLog, int]]:
-    """The log, and the next offset, checked: frames in order, groups whole, nothing missing in the middle."""
+    """The recovered log and its next offset, after a check of all frames."""
     with contextlib.closing(FileStore.open([root])) as directory, contextlib.closing(directory.log(INCARNATION, PARTITION)) as log:
         list(log.recover())
         yield log, check(log)
@@ -47,7 +47,7 @@ def body(offset: int) -> bytes:
 
 
 def work(root: str, line: Connection) -> None:
-    """Append groups for ever, and report the next offset after each sync."""
+    """Append groups without end, and report the next offset after each sync."""
     with recovered(root) as (log, offset):
         while True:
             for _ in range(offset % 3 + 1):
@@ -66,38 +66,38 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload([__name__])
 
 
-def life(root: str, reports: int) -> int:
-    """Let a child work until it made so many reports, kill it; the last offset that it reported."""
+def run_and_kill(root: str, reports: int) -> int:
+    """Run a child until it has sent `reports` reports and kill it; returns the last offset that it reported."""
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=work, args=(root, theirs), daemon=True)
     process.start()
     theirs.close()
-    promised = 0
-    with contextlib.suppress(EOFError):  # reports made before the kill count, to the last one
+    synced = 0
+    with contextlib.suppress(EOFError):  # all reports sent before the kill count
         for number in range(1 << 30):
-            promised = ours.recv()
+            synced = ours.recv()
             if number == reports:
                 process.kill()
     process.join()
     ours.close()
     assert process.exitcode == -9
-    return promised
+    return synced
 
 
-def check_lives(root: str, lives: int, seed: int) -> None:
+def check_kills(root: str, kills: int, seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(lives):
-        promised = life(root, rng.randrange(12))
+    for _ in range(kills):
+        synced = run_and_kill(root, rng.randrange(12))
         with recovered(root) as (_, offset):
-            assert offset >= promised
+            assert offset >= synced
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_random(tmp_path: Path, seed: int) -> None:
-    check_lives(str(tmp_path / "data"), 80, seed)
+    check_kills(str(tmp_path / "data"), 80, seed)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 120))
-def test_killed_at_random_by_the_thousand(tmp_path: Path, seed: int) -> None:
-    check_lives(str(tmp_path / "data"), 200, seed)
+def test_killed_at_random_thousands_of_times(tmp_path: Path, seed: int) -> None:
+    check_kills(str(tmp_path / "data"), 200, seed)

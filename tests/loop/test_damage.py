@@ -55,7 +55,7 @@ def partition(folder: Path) -> Iterator[PartitionUnderTest]:
     flip(folder, 5)
     partition.open()
     yield partition
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def filled(folder: Path, key: str | None) -> PartitionUnderTest:
@@ -125,7 +125,7 @@ def test_leases_give_every_item_that_is_not_damaged(folder: Path, want: int, key
             partition.complete(granted.lease)
     assert found == WHOLE
     assert lost(partition.wrapped) == DAMAGED
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def test_a_read_in_small_fetches_continues_after_gaps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_read_in_small_fetches_continues_after_gaps(folder: Path, monkeypatch:
     found = [part.start + index for part in partition.wrapped.items([200, 700]) for index in range(len(part.batch))]
     assert found == [*range(200, 250), *range(300, 350), *range(400, 700)]
     assert lost(partition.wrapped) == DAMAGED | set(range(350, 400))
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def test_damage_is_recorded_durably_and_logged_once(partition: PartitionUnderTest, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,7 +186,7 @@ def test_redriving_chosen_items_leaves_out_lost_ones(folder: Path) -> None:
         ItemState.READY,
     )
     assert lost(partition.wrapped) == DAMAGED
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 # -- missing segments ----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_segments_that_retention_deleted_are_not_reported_as_missing(folder: Pat
     assert verify(SystemFiles(), str(folder), INCARNATION, PARTITION, find_missing_front).gaps == []
     partition.open()
     assert partition.wrapped.gaps == [] and lost(partition.wrapped) == set()
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 @pytest.mark.parametrize("number", [0, 2])

@@ -80,8 +80,8 @@ def test_every_opening_is_an_epoch_of_its_own(partition: PartitionUnderTest) -> 
 def test_opening_with_another_policy_applies_it_at_once(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     partition.retry(partition.lease().lease)
-    partition.home.kill(partition.wrapped.log)
-    partition.wrapped = Partition(partition.home.open(), partition.clock, Policy(max_attempts=1))
+    partition.backend.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.backend.open(), partition.clock, Policy(max_attempts=1))
     assert partition.counts.buried == 1
     partition.kill()
     assert partition.counts.buried == 1
@@ -89,16 +89,16 @@ def test_opening_with_another_policy_applies_it_at_once(partition: PartitionUnde
 
 def test_a_wrong_policy_is_refused_before_anything_is_written(partition: PartitionUnderTest) -> None:
     before = frame_types(partition)
-    log = partition.home.open()
+    log = partition.backend.open()
     with pytest.raises(InvalidRequest):
         Partition(log, partition.clock, Policy(max_attempts=-1))
-    partition.home.kill(log)
+    partition.backend.kill(log)
     assert frame_types(partition) == before
 
 
 def test_a_partition_rotates_by_size_and_by_age_and_forgets_nothing(partition: PartitionUnderTest) -> None:
-    partition.home.kill(partition.wrapped.log)
-    partition.wrapped = Partition(partition.home.open(), partition.clock, segment_bytes=4_000, segment_age=DAY)
+    partition.backend.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.backend.open(), partition.clock, segment_bytes=4_000, segment_age=DAY)
     for number in range(20):
         partition.produce(random.Random(number).randbytes(500))
     by_size = frame_types(partition).count(FrameType.BASE)

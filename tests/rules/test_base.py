@@ -104,8 +104,8 @@ def test_bytes_that_are_no_base_are_refused(body: bytes) -> None:
 
 
 def test_a_partition_opens_from_its_latest_base_and_forgets_nothing(partition: PartitionUnderTest) -> None:
-    partition.home.kill(partition.wrapped.log)
-    partition.wrapped = Partition(partition.home.open(), partition.clock, segment_bytes=1)
+    partition.backend.kill(partition.wrapped.log)
+    partition.wrapped = Partition(partition.backend.open(), partition.clock, segment_bytes=1)
     partition.produce("a", "b", "c", key="k")
     granted = partition.lease()
     partition.kill()

@@ -18,7 +18,7 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
     # With fsync: broken bytes that were never synced count as torn, not as damaged.
     partition = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     yield partition
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def damage(home: Path, content: bytes) -> None:
@@ -166,7 +166,7 @@ def test_after_the_loss_of_any_frame_the_state_is_consistent(tmp_path: Path) -> 
     whole = PartitionUnderTest(FilePartitionBackend(tmp_path, "fsync"))
     write_every_record(whole)
     frames = [frame for frame in whole.wrapped.log.frames() if isinstance(frame, Frame)]
-    whole.home.kill(whole.wrapped.log)
+    whole.backend.kill(whole.wrapped.log)
     for lost in frames[:-1]:
         copy = tmp_path / str(lost.sequence)
         shutil.copytree(tmp_path / "log", copy / "log")
@@ -176,7 +176,7 @@ def test_after_the_loss_of_any_frame_the_state_is_consistent(tmp_path: Path) -> 
         (gap,) = survivor.wrapped.gaps
         assert (gap.start, gap.stop) == (lost.base_offset, lost.base_offset + (lost.count if lost.type is FrameType.DATA else 0))
         _work_off(survivor)
-        survivor.home.kill(survivor.wrapped.log)
+        survivor.backend.kill(survivor.wrapped.log)
 
 
 def _work_off(partition: PartitionUnderTest) -> None:

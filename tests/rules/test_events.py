@@ -67,8 +67,8 @@ def test_every_kind_of_event_is_given_and_follows_the_table(partition: Partition
     checker = EventChecker()
     for record, now in recorded(partition):
         checker.see(record, now)
-    assert base.dump(checker.teller.state) == base.dump(partition.wrapped.state)
-    assert checker.lives == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
+    assert base.dump(checker.replay.state) == base.dump(partition.wrapped.state)
+    assert checker.states == {offset: partition.state_of(offset) for offset in range(partition.wrapped.state.next_offset)}
     assert {one.event for one in event_runs(partition)} == set(Kind) - {Kind.LOST}
 
 

@@ -29,7 +29,7 @@ def partition(tmp_path: Path) -> Iterator[PartitionUnderTest]:
     reconcile(partition.wrapped.state)
     assert base.dump(partition.wrapped.state) == reconciled
     assert base.dump(base.load(before)) == before
-    partition.home.kill(partition.wrapped.log)
+    partition.backend.kill(partition.wrapped.log)
 
 
 def _check_outbox(partition: PartitionUnderTest) -> None:

@@ -1,7 +1,4 @@
-"""Proof that the simulation of brokers can fail: bugs are planted, one at a time, and each must be caught.
-
-How many seeds each took is printed (`pytest -s`) and bounded: what takes many is what the simulation looks at seldom.
-"""
+"""The simulation of a broker can fail: each of these planted bugs must be caught (planted_bugs.py)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,37 +32,17 @@ from penstock.rules.state import BlockSource, Counts, OutboxEntry, State
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
 from simulation.broker.simulation import BrokerSimulation
+from tests.simulation.planted_bugs import Patch, Plant, PlantedBugs
 
-Patch = pytest.MonkeyPatch
-BUGS: list[tuple[Callable[[Patch], None], int]] = []
-
-
-def bug(most_seeds: int) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
-    """Register a bug that is caught by one of the first so many seeds."""
-
-    def register(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-        BUGS.append((plant, most_seeds))
-        return plant
-
-    return register
+BUGS = PlantedBugs(BrokerSimulation)
+bug = BUGS.caught_within
 
 
-def failure(seed: int) -> str | None:
-    """How a seed fails; that it breaks (some other error) proves nothing."""
-    try:
-        BrokerSimulation(seed).run()
-    except AssertionError as caught:
-        if not isinstance(caught.__cause__, AssertionError):
-            raise
-        return str(caught)
-    return None
-
-
-# -- transfers ---------------------------------------------------------------------------------------
+# -- transfers -------------------------------------------------------------------------------------
 
 
 @bug(40)
-def a_transfer_is_taken_twice(patch: Patch) -> None:
+def a_repeated_transfer_is_stored_twice(patch: Patch) -> None:
     def decide(state: State, command: commands.Produce, now: Moment, peek: BlockSource) -> Any:
         if command.source is not None:
             state.received_sequences.pop(command.source, None)
@@ -75,12 +52,12 @@ def a_transfer_is_taken_twice(patch: Patch) -> None:
 
 
 @bug(100)
-def sequences_begin_anew(patch: Patch) -> None:
+def transfer_sequences_start_again(patch: Patch) -> None:
     patch.setattr(outbox, "_next_sequence", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
 
 
 @bug(200)
-def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
+def a_transfer_is_sent_before_its_record_is_durable(patch: Patch) -> None:
     def depart(self: QueueEngine) -> None:
         with patch.context() as here:
             here.setattr(Partition, "is_committed", True)
@@ -92,10 +69,10 @@ def a_transfer_sets_out_before_its_record_is_durable(patch: Patch) -> None:
 
 
 @bug(40)
-def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
-    def set_out(self: TransferStep, member: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
-        right(self, member, packed, line, now)
-        self._partitions.post(ConfirmRequest(member.number, packed, member.transfers_under_way[packed], [(line[0].sequence, -1)], None))
+def a_transfer_counts_as_arrived_when_it_is_sent(patch: Patch) -> None:
+    def set_out(self: TransferStep, handle: PartitionHandle, packed: bytes, line: Sequence[OutboxEntry], now: int) -> None:
+        right(self, handle, packed, line, now)
+        self._partitions.post(ConfirmRequest(handle.number, packed, handle.transfers_under_way[packed], [(line[0].sequence, -1)], None))
 
     right = TransferStep._send_first
     patch.setattr(TransferStep, "_send_first", set_out)
@@ -104,9 +81,9 @@ def a_transfer_counts_as_arrived_when_it_sets_out(patch: Patch) -> None:
 @bug(300)
 def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
     def arrived(self: TransferStep, request: ConfirmRequest) -> None:
-        member = self._partitions.handles[request.partition]
-        if request.failed is not None and member.is_usable:
-            line = member.state.outbox.get(request.destination, ())
+        handle = self._partitions.handles[request.partition]
+        if request.failed is not None and handle.is_usable:
+            line = handle.state.outbox.get(request.destination, ())
             request.failed, request.arrived = None, [(entry.sequence, -1) for entry in line if entry.sequence <= request.until]
         right(self, request)
 
@@ -115,7 +92,7 @@ def a_transfer_that_fails_is_dropped(patch: Patch) -> None:
 
 
 @bug(40)
-def what_was_sent_is_sent_again(patch: Patch) -> None:
+def sent_items_stay_buried_and_are_sent_again(patch: Patch) -> None:
     def apply(state: State, record: records.Sent, now: Moment) -> None:
         buried = state.buried_set.within(0, state.next_offset)
         outbox.apply_sent(state, record, now)
@@ -125,17 +102,17 @@ def what_was_sent_is_sent_again(patch: Patch) -> None:
 
 
 @bug(40)
-def what_arrived_stays_on_its_way(patch: Patch) -> None:
+def delivered_items_stay_in_the_outbox(patch: Patch) -> None:
     patch.setitem(machine._APPLY, records.Delivered, lambda state, record, now: None)
 
 
 @bug(40)
-def keys_are_not_routed_anew(patch: Patch) -> None:
+def transferred_keys_are_not_routed_by_the_new_slot_map(patch: Patch) -> None:
     patch.setattr(TransferStep, "_destinations", lambda self, items, *rest: [rest[-1][0]] * len(items.batch))
 
 
 @bug(40)
-def dead_letters_do_not_say_where_they_come_from(patch: Patch) -> None:
+def dead_letters_have_no_origin(patch: Patch) -> None:
     def addressed(self: TransferStep, *args: Any) -> Batch:
         batch = right(self, *args)
         batch.origins = None
@@ -151,20 +128,20 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
 
 
 @bug(40)
-def a_queue_is_deleted_while_mail_is_under_way(patch: Patch) -> None:
-    patch.setattr(transfer_router, "_is_held_up", lambda incarnation, turns: False)
+def a_queue_is_deleted_while_transfers_are_under_way(patch: Patch) -> None:
+    patch.setattr(transfer_router, "_is_held_up", lambda incarnation, engine: False)
 
 
-# -- parked keys -------------------------------------------------------------------------------------
+# -- parked keys -----------------------------------------------------------------------------------
 
 
 @bug(100)
-def a_parked_item_does_not_return_to_its_place(patch: Patch) -> None:
+def a_redriven_item_does_not_return_to_its_position(patch: Patch) -> None:
     patch.setattr(produce, "_find_replaced", lambda state, command, batch, base: None)
 
 
 @bug(60)
-def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
+def clear_does_not_release_keys_parked_for_transferred_items(patch: Patch) -> None:
     def decide(state: State, command: commands.Clear, now: Moment, peek: BlockSource) -> Any:
         found, answer = admin.decide_clear(state, command, now, peek)
         return [record for record in found if not isinstance(record, records.ParkedKeyReleased)], answer
@@ -172,7 +149,7 @@ def clear_forgets_keys_parked_for_what_was_carried_away(patch: Patch) -> None:
     patch.setitem(machine._DECIDE, commands.Clear, decide)
 
 
-# -- resizing ----------------------------------------------------------------------------------------
+# -- resizing --------------------------------------------------------------------------------------
 
 
 @bug(40)
@@ -181,7 +158,7 @@ def fences_hold_nothing(patch: Patch) -> None:
 
 
 @bug(400)
-def fences_also_hold_what_was_there_before(patch: Patch) -> None:
+def fences_also_hold_items_stored_before_the_resize(patch: Patch) -> None:
     right = Fences.waits_from
     patch.setattr(Fences, "waits_from", lambda self, key: 0 if right(self, key) < ENDLESS else ENDLESS)
 
@@ -193,22 +170,22 @@ def fences_are_not_inherited(patch: Patch) -> None:
 
 @bug(40)
 def fences_narrow_to_no_key_at_all(patch: Patch) -> None:
-    def run(self: PartitionSet, member: PartitionHandle, command: Any, rounds: int = 0) -> Any:
+    def run(self: PartitionSet, handle: PartitionHandle, command: Any, rounds: int = 0) -> Any:
         if isinstance(command, commands.NarrowFence):
             command = commands.NarrowFence(command.number, [])
-        return right(self, member, command, rounds)
+        return right(self, handle, command, rounds)
 
     right = PartitionSet.run
     patch.setattr(PartitionSet, "run", run)
 
 
 @bug(400)
-def fences_narrow_before_the_backlog_is_read(patch: Patch) -> None:
+def fences_narrow_before_the_backlog_is_drained(patch: Patch) -> None:
     patch.setattr(resizing, "is_drained", lambda *args: True)
 
 
 @bug(40)
-def a_fence_does_not_wait_for_what_is_leased(patch: Patch) -> None:
+def a_fence_does_not_wait_for_leased_items(patch: Patch) -> None:
     patch.setattr(resizing, "key_is_unresolved", lambda *args: False)
 
 
@@ -222,12 +199,12 @@ def the_marks_of_a_resize_are_too_low(patch: Patch) -> None:
 
 
 @bug(200)
-def strays_are_leased_where_they_are(patch: Patch) -> None:
+def strays_are_leased_in_their_old_partition(patch: Patch) -> None:
     patch.setattr(ResizeStep, "moved_slots", lambda self, number: None)
 
 
 @bug(120)
-def dedup_windows_do_not_move(patch: Patch) -> None:
+def dedup_ids_do_not_move_in_a_resize(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=()), now, peek)
 
@@ -235,7 +212,7 @@ def dedup_windows_do_not_move(patch: Patch) -> None:
 
 
 @bug(100)
-def adopted_dedup_ids_name_items_that_are_not_there(patch: Patch) -> None:
+def moved_dedup_ids_name_items_that_do_not_exist(patch: Patch) -> None:
     def decide(state: State, command: commands.AddFences, now: Moment, peek: BlockSource) -> Any:
         adopted = [(digest, left, item + 1_000) for digest, left, item in command.dedup_ids]
         return resize.decide_add_fences(state, msgspec.structs.replace(command, dedup_ids=adopted), now, peek)
@@ -261,7 +238,7 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
     patch.setattr(Catalog, "_store", store)
 
 
-# -- the order of the whole queue ----------------------------------------------------------------------
+# -- the order of the whole queue ------------------------------------------------------------------
 
 
 @bug(40)
@@ -275,7 +252,7 @@ def partitions_are_leased_from_by_number(patch: Patch) -> None:
 
 
 def ranked(patch: Patch, change: Callable[[Rank], Rank]) -> None:
-    """Partitions are compared by something else than their best heads."""
+    """Change the rank by which a lease compares partitions."""
 
     def changed(heads: Any, aging: int, now: int) -> Rank | None:
         found = best_rank(heads, aging, now)
@@ -311,11 +288,11 @@ def aging_does_not_count_across_partitions(patch: Patch) -> None:
     patch.setattr("penstock.loop.lease.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
 
 
-# -- the turn ----------------------------------------------------------------------------------------
+# -- the turn --------------------------------------------------------------------------------------
 
 
 @bug(40)
-def answers_leave_before_the_commit(patch: Patch) -> None:
+def answers_are_sent_before_the_commit(patch: Patch) -> None:
     def depart(self: QueueEngine) -> None:
         for request, result in self.uncommitted_answers:
             found = self._collect(request, result) if isinstance(request, requests.LeaseRequest) else result
@@ -338,17 +315,17 @@ def a_failed_partition_is_reported_as_stored(patch: Patch) -> None:
 
 
 @bug(40)
-def nobody_is_woken_by_what_comes_due(patch: Patch) -> None:
+def due_items_cause_no_turn(patch: Patch) -> None:
     patch.setattr(PartitionHandle, "plan", lambda self, now: setattr(self, "next_run", None))
 
 
 @bug(40)
-def what_nobody_took_is_not_given_back(patch: Patch) -> None:
+def leases_of_cancelled_requests_are_not_returned(patch: Patch) -> None:
     patch.setattr(SettleStep, "return_items", lambda self, results: None)
 
 
 @bug(40)
-def followers_are_not_told(patch: Patch) -> None:
+def watchers_are_not_answered(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_answer_awaiting", lambda self: None)
 
 
@@ -363,15 +340,15 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 
 
 @bug(40)
-def an_item_goes_to_any_partition(patch: Patch) -> None:
+def items_with_a_key_are_stored_in_any_partition(patch: Patch) -> None:
     patch.setattr(producing, "_partitions_of", lambda batch, request, slots: [producing.FREE] * len(batch))
 
 
-# -- what could still be undone ------------------------------------------------------------------------
+# -- uncommitted state and interrupts --------------------------------------------------------------
 
 
 def reshape_last(patch: Patch) -> None:
-    """A resize is run behind the produces of its turn, and nobody looks whether they are committed."""
+    """Run a resize after the produces of its turn, without a check that they are committed."""
 
     def reshape(self: QueueEngine, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
         for request in sorted(taken, key=lambda request: isinstance(request, requests.ResizeRequest)):
@@ -387,16 +364,16 @@ def reshape_last(patch: Patch) -> None:
 
 
 @bug(100)
-def marks_are_taken_from_what_is_not_committed(patch: Patch) -> None:
+def marks_are_taken_from_uncommitted_state(patch: Patch) -> None:
     reshape_last(patch)
 
 
 @bug(100)
-def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
-    """The marks are those of the beginning of the turn."""
+def dedup_ids_are_taken_from_uncommitted_state(patch: Patch) -> None:
+    """The marks are those of the beginning of the turn; only the dedup ids are uncommitted."""
 
     def begin(self: QueueEngine, taken: Sequence[requests.Request], now: int) -> None:
-        before[self.incarnation] = {number: member.state.next_offset for number, member in self.handles.items() if member.is_usable}
+        before[self.incarnation] = {number: handle.state.next_offset for number, handle in self.handles.items() if handle.is_usable}
         right_turn(self, taken, now)
 
     def reshape(self: Catalog, incarnation: int, *args: Any, marks: dict[int, int], **rest: Any) -> Any:
@@ -411,17 +388,17 @@ def dedup_ids_are_adopted_from_what_is_not_committed(patch: Patch) -> None:
 
 
 @bug(100)
-def fences_stand_before_they_are_committed(patch: Patch) -> None:
-    def prepare(self: ResizeStep, member: PartitionHandle) -> None:
-        right(self, member)
-        member.fences_ready = True
+def fences_count_before_they_are_committed(patch: Patch) -> None:
+    def prepare(self: ResizeStep, handle: PartitionHandle) -> None:
+        right(self, handle)
+        handle.fences_ready = True
 
     right = ResizeStep._complete_fences
     patch.setattr(ResizeStep, "_complete_fences", prepare)
 
 
 @bug(40)
-def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None:
+def a_failed_write_loses_answered_leases(patch: Patch) -> None:
     def open_again(self: Partition, answered: Sequence[Any] = ()) -> None:
         right(self)
 
@@ -430,12 +407,12 @@ def leases_that_were_answered_are_lost_with_a_failed_write(patch: Patch) -> None
 
 
 @bug(100)
-def an_interrupt_drops_the_requests_of_others(patch: Patch) -> None:
+def an_interrupt_drops_the_requests_of_other_callers(patch: Patch) -> None:
     patch.setattr(QueueEngine, "requeue_undone", lambda self, taken, error: None)
 
 
 @bug(40)
-def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
+def an_interrupt_executes_committed_requests_again(patch: Patch) -> None:
     def give_up(self: QueueEngine, taken: Sequence[requests.Request], error: BaseException) -> None:
         self._committing = False
         right(self, taken, error)
@@ -444,11 +421,11 @@ def an_interrupt_runs_again_what_was_committed(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_abort", give_up)
 
 
-# -- slow disks ----------------------------------------------------------------------------------------
+# -- slow disks ------------------------------------------------------------------------------------
 
 
 @bug(40)
-def answers_do_not_wait_for_what_is_out(patch: Patch) -> None:
+def answers_do_not_wait_for_partitions_in_io(patch: Patch) -> None:
     patch.setattr(commits, "_rests_on", lambda request, result: ())
 
 
@@ -458,15 +435,16 @@ def an_answer_waits_for_one_of_its_partitions_only(patch: Patch) -> None:
     patch.setattr(commits, "_rests_on", lambda request, result: sorted(right(request, result))[:1])
 
 
-def opened(member: PartitionHandle) -> Partition:
-    """The partition of a member, out or not."""
-    if member.partition is None:
-        raise member.refusal
-    return member.partition
+def opened(handle: PartitionHandle) -> Partition:
+    """The partition of a handle, in I/O or not."""
+    if handle.partition is None:
+        raise handle.refusal
+    return handle.partition
 
 
-def read_what_is_out(patch: Patch, where: type, name: str) -> None:
-    """One step of a turn takes partitions that are out for healthy ones, and what they have not committed for committed."""
+def use_partitions_in_io(patch: Patch, where: type, name: str) -> None:
+    """One step of a turn takes partitions that are out for healthy ones, and what they have not committed for
+    committed."""
     right = getattr(where, name)
 
     def step(self: Any, *args: Any) -> Any:
@@ -480,27 +458,27 @@ def read_what_is_out(patch: Patch, where: type, name: str) -> None:
 
 
 @bug(400)
-def fences_are_lowered_by_what_is_out(patch: Patch) -> None:
-    read_what_is_out(patch, ResizeStep, "_narrow")
-    read_what_is_out(patch, ResizeStep, "_lift")
-    read_what_is_out(patch, ResizeStep, "advance_fences")
+def fences_are_lowered_by_partitions_in_io(patch: Patch) -> None:
+    use_partitions_in_io(patch, ResizeStep, "_narrow")
+    use_partitions_in_io(patch, ResizeStep, "_lift")
+    use_partitions_in_io(patch, ResizeStep, "advance_fences")
 
 
 @bug(400)
-def a_resize_counts_on_what_is_out(patch: Patch) -> None:
-    """Its marks and the dedup ids that move are those of partitions that are out."""
-    read_what_is_out(patch, QueueEngine, "_run_resize")
+def a_resize_uses_partitions_in_io(patch: Patch) -> None:
+    """Its marks and the dedup ids that move are those of partitions in I/O."""
+    use_partitions_in_io(patch, QueueEngine, "_run_resize")
     right = QueueEngine._needs
     patch.setattr(QueueEngine, "_needs", lambda self, request: () if isinstance(request, requests.ResizeRequest) else right(self, request))
 
 
 @bug(400)
-def the_leases_of_a_slow_partition_end_when_it_is_back(patch: Patch) -> None:
-    patch.setattr(QueueEngine, "_extend_leases", lambda self, member: None)
+def the_leases_of_a_slow_partition_end_at_once(patch: Patch) -> None:
+    patch.setattr(QueueEngine, "_extend_leases", lambda self, handle: None)
 
 
 @bug(40)
-def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
+def deferred_requests_are_forgotten(patch: Patch) -> None:
     def runnable(self: QueueEngine, taken: Sequence[requests.Request]) -> Sequence[requests.Request]:
         found = right(self, taken)
         self.deferred.clear()
@@ -510,15 +488,15 @@ def who_waits_for_a_partition_is_forgotten(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_runnable", runnable)
 
 
-# -- damage -------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @bug(60)
-def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
-    def listed(turns: QueueEngine, query: ListItems) -> list[ListedItemData]:
-        lost = {member.number: len(member.state.lost) for member in turns.usable()}
-        found = right(turns, query)
-        return [one for one in found if lost[one.partition] == len(turns.handles[one.partition].state.lost)]
+def a_page_of_lost_items_ends_a_list(patch: Patch) -> None:
+    def listed(engine: QueueEngine, query: ListItems) -> list[ListedItemData]:
+        lost = {handle.number: len(handle.state.lost) for handle in engine.usable()}
+        found = right(engine, query)
+        return [one for one in found if lost[one.partition] == len(engine.handles[one.partition].state.lost)]
 
     right = queries.items
     found: dict[Any, Any] = {**queries.QUERY_HANDLERS, ListItems: listed}
@@ -526,7 +504,7 @@ def a_page_of_lost_items_is_the_end_of_a_list(patch: Patch) -> None:
 
 
 @bug(400)
-def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
+def a_page_of_lost_items_ends_the_reading_of_a_cursor(patch: Patch) -> None:
     def page(self: Partition, start: int, limit: int) -> RetainedItems:
         runs = retained_runs(self.state, start, limit)
         items = self.items(runs)
@@ -536,15 +514,15 @@ def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
 
 
 @bug(60)
-def a_lease_of_lost_items_is_handed_out_empty(patch: Patch) -> None:
+def a_lease_of_lost_items_is_granted_empty(patch: Patch) -> None:
     patch.setattr(commits, "_without_lost", lambda granted, items: granted)
 
 
 @bug(60)
-def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
+def damaged_items_are_leased_again_and_again(patch: Patch) -> None:
     def collect(self: QueueEngine, request: requests.LeaseRequest, parts: list[Any]) -> list[Any]:
-        if any(member.usable_partition._items.collect(granted.runs).gaps for member, granted in parts):
-            self.settle_step.return_items([LeaseResult(member.number, granted, [], 0) for member, granted in parts])
+        if any(handle.usable_partition._items.collect(granted.runs).gaps for handle, granted in parts):
+            self.settle_step.return_items([LeaseResult(handle.number, granted, [], 0) for handle, granted in parts])
             request.lost_to_damage = True
             return []
         return right(self, request, parts)
@@ -553,42 +531,32 @@ def what_is_damaged_is_leased_again_and_again(patch: Patch) -> None:
     patch.setattr(QueueEngine, "_collect", collect)
 
 
-# -- the test -----------------------------------------------------------------------------------------
-
-SEEDS_OF_A_SHORT_RUN = 60
-
-
-# -- closed partitions -----------------------------------------------------------------------------------
+# -- closed partitions -----------------------------------------------------------------------------
 
 
 @bug(100)
-def closed_partitions_hide_what_is_ready(patch: Patch) -> None:
+def ready_items_of_closed_partitions_are_not_seen(patch: Patch) -> None:
     patch.setattr(PartitionHandle, "has_ready_items", property(lambda self: False))
 
 
 @bug(60)
-def what_comes_due_in_a_closed_partition_is_not_seen(patch: Patch) -> None:
+def due_items_of_closed_partitions_are_not_seen(patch: Patch) -> None:
     patch.setattr(PartitionHandle, "is_due", property(lambda self: False))
 
 
 @bug(60)
-def the_summary_of_a_closed_partition_is_of_another_time(patch: Patch) -> None:
+def the_summary_of_a_closed_partition_has_wrong_counts(patch: Patch) -> None:
     right = summary.summarize
     patch.setattr(summary, "summarize", lambda state, size: msgspec.structs.replace(right(state, size), counts=Counts(0, 0, 0, 0, 0)))
 
 
-def _cases() -> list[Any]:
-    """Those that are caught late are for the long run."""
-    marks = {False: (), True: (pytest.mark.long,)}
-    return [pytest.param(plant, most, marks=marks[most > SEEDS_OF_A_SHORT_RUN], id=plant.__name__) for plant, most in BUGS]
+# -- the tests -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("plant", "most_seeds"), _cases())
-def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], most_seeds: int, monkeypatch: Patch) -> None:
-    plant(monkeypatch)
-    for seed in range(most_seeds):
-        caught = failure(seed)
-        if caught is not None:
-            print(f"\n{plant.__name__}: {seed + 1} seeds: {caught.splitlines()[0][:120]}")
-            return
-    pytest.fail(f"{plant.__name__} was not caught by {most_seeds} seeds")
+def test_every_bug_can_be_planted() -> None:
+    BUGS.check_plantable()
+
+
+@pytest.mark.parametrize(("plant", "most_seeds"), BUGS.cases())
+def test_a_planted_bug_is_caught(plant: Plant, most_seeds: int, monkeypatch: Patch) -> None:
+    BUGS.check_caught(plant, most_seeds, monkeypatch)

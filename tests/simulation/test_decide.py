@@ -1,4 +1,4 @@
-"""Deciding changes nothing, through whole lives of partitions and brokers."""
+"""`decide` changes neither the state nor the command, in whole runs of both simulations."""
 
 from collections.abc import Callable, Iterator
 
@@ -27,7 +27,9 @@ def run_all(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> N
         simulation(seed).run()
 
 
-@pytest.mark.parametrize("change", [KeyLines.drop_stale_heads, lambda keys: keys.line(7)], ids=["a heap is tidied", "a line is made"])
+@pytest.mark.parametrize(
+    "change", [KeyLines.drop_stale_heads, lambda keys: keys.line(7)], ids=["stale heads are dropped", "a line is created"]
+)
 def test_a_decision_that_changes_something_is_seen(change: Callable[[KeyLines], object], monkeypatch: pytest.MonkeyPatch) -> None:
     def free(self: KeyLines, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         change(self)

@@ -1,10 +1,7 @@
-"""Proof that the simulation can fail: bugs are planted, one at a time, and each must be caught.
-
-How many seeds it took is printed (`pytest -s`): what takes many is what the simulation looks at seldom.
-"""
+"""The simulation of a partition can fail: each of these planted bugs must be caught (planted_bugs.py)."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -27,43 +24,24 @@ from penstock.rules.remembered_ids import AnswerWindow, DedupIds
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.clock import HOUR, SECOND, Moment
-from penstock.words.errors import PenstockError, StorageFailed
+from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
 from simulation.partition.simulation import PartitionSimulation
+from tests.simulation.planted_bugs import SHORT_RUN, Patch, Plant, PlantedBugs
 
-MOST_SEEDS = 500
-Patch = pytest.MonkeyPatch
-BUGS: list[Callable[[Patch], None]] = []
-
-
-def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    BUGS.append(plant)
-    return plant
+BUGS = PlantedBugs(PartitionSimulation)
+bug = BUGS.caught_within(SHORT_RUN)
 
 
-@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
-def test_a_planted_bug_is_caught(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    plant(monkeypatch)
-    for seed in range(MOST_SEEDS):
-        try:
-            PartitionSimulation(seed).run()
-        except AssertionError as caught:
-            if not isinstance(caught.__cause__, AssertionError | PenstockError):  # the patch no longer fits: that proves nothing
-                raise
-            print(f"\n{plant.__name__}: seed {seed}: {str(caught).splitlines()[0][:120]}")
-            return
-    pytest.fail(f"{plant.__name__} was not caught by {MOST_SEEDS} seeds")
-
-
-# -- leases ------------------------------------------------------------------------------------------
+# -- leases ----------------------------------------------------------------------------------------
 
 
 @bug
 def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
     def apply(state: State, record: records.LeaseExpired, now: Moment) -> None:
-        grant = state.leases.live[record.lease]
+        lease = state.leases.live[record.lease]
         timers.apply_lease_expired(state, record, now)
-        state.leases.live[record.lease] = grant
+        state.leases.live[record.lease] = lease
 
     patch.setitem(machine._APPLY, records.LeaseExpired, apply)
 
@@ -82,7 +60,7 @@ def a_reboot_does_not_give_leases_their_full_timeout(patch: Patch) -> None:
 
 
 @bug
-def a_late_finisher_is_believed(patch: Patch) -> None:
+def a_complete_under_an_ended_lease_is_accepted(patch: Patch) -> None:
     patch.setattr(settle, "_repeated", lambda state, lease, wanted: Settled(len(wanted)))
 
 
@@ -96,11 +74,11 @@ def one_attempt_too_many_is_allowed(patch: Patch) -> None:
     patch.setattr(State, "attempts", lambda self, offset: self.failures[offset].attempts - 1 if offset in self.failures else -1)
 
 
-# -- order -------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 @bug
-def a_retried_item_with_a_key_goes_behind_its_followers(patch: Patch) -> None:
+def a_retried_item_with_a_key_goes_behind_later_items(patch: Patch) -> None:
     patch.setattr(PackedExtents, "appendleft", PackedExtents.append)
 
 
@@ -134,11 +112,11 @@ def two_of_a_key_are_leased_at_once(patch: Patch) -> None:
 
 
 @bug
-def the_rest_of_a_unit_is_forgotten(patch: Patch) -> None:
+def later_items_of_a_unit_are_not_returned(patch: Patch) -> None:
     patch.setattr(LiveLease, "later_of_key", lambda self, offset: [])
 
 
-# -- time --------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 @bug
@@ -156,15 +134,15 @@ def schedules_fire_early(patch: Patch) -> None:
 
 
 @bug
-def leases_follow_the_date(patch: Patch) -> None:
+def elapsed_time_follows_the_wall_clock(patch: Patch) -> None:
     patch.setattr(Partition, "now", lambda self: Moment(max(self.state.moment.elapsed, self._clock.read().wall), self._clock.read().wall))
 
 
-# -- memory ------------------------------------------------------------------------------------------
+# -- remembered ids --------------------------------------------------------------------------------
 
 
 @bug
-def repeated_requests_are_done_again(patch: Patch) -> None:
+def repeated_requests_are_executed_again(patch: Patch) -> None:
     patch.setattr(AnswerWindow, "get", lambda self, name, now: None)
 
 
@@ -174,11 +152,11 @@ def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
     patch.setattr(AnswerWindow, "restore", lambda self, name, deadline, value: None)
 
 
-# -- storage -----------------------------------------------------------------------------------------
+# -- storage ---------------------------------------------------------------------------------------
 
 
 @bug
-def an_answer_leaves_before_the_sync(patch: Patch) -> None:
+def answers_are_sent_before_the_sync(patch: Patch) -> None:
     patch.setattr(LogWriter, "_sync", lambda self, segment: None)
 
 
@@ -198,7 +176,7 @@ def a_failed_rotation_is_reported_as_a_failed_turn(patch: Patch) -> None:
         state = self.state
         right(self)
         if self.state is not state:
-            raise StorageFailed("the rotation failed; and so, it is said, did the turn")
+            raise StorageFailed("a failed rotation reported as a failed turn")
 
     right = Partition.commit
     patch.setattr(Partition, "commit", commit)
@@ -211,33 +189,33 @@ def half_of_a_torn_group_is_kept(patch: Patch) -> None:
 
 
 @bug
-def retention_takes_what_is_still_needed(patch: Patch) -> None:
+def retention_drops_items_that_are_needed(patch: Patch) -> None:
     patch.setattr(retention, "offsets_to_keep", lambda state, stop: RunSet())
     patch.setattr(planning, "offsets_to_keep", lambda state, stop: RunSet())
 
 
-@bug
-def retention_takes_what_is_younger_than_max_age(patch: Patch) -> None:
+@BUGS.caught_within(200)
+def retention_drops_items_younger_than_max_age(patch: Patch) -> None:
     right = planning.segment_ends
     patch.setattr(planning, "segment_ends", lambda segments, now: [end - HOUR for end in right(segments, now)])
 
 
 @bug
-def retention_never_comes_by_itself(patch: Patch) -> None:
+def retention_is_never_due(patch: Patch) -> None:
     patch.setattr(Partition, "next_retention", lambda self: None)
 
 
 @bug
-def items_are_handed_out_in_the_wrong_order(patch: Patch) -> None:
+def items_are_read_in_the_wrong_order(patch: Patch) -> None:
     right = Partition.items
     patch.setattr(Partition, "items", lambda self, runs: right(self, runs)[::-1])
 
 
-# -- damage ------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------
 
 
 @bug
-def a_gap_is_the_end_of_what_is_read(patch: Patch) -> None:
+def a_gap_ends_a_read(patch: Patch) -> None:
     def read(self: ItemCache, start: int, stop: int) -> Iterator[CachedItems | Gap]:
         for found in right(self, start, stop):
             yield found
@@ -249,7 +227,7 @@ def a_gap_is_the_end_of_what_is_read(patch: Patch) -> None:
 
 
 @bug
-def behind_a_gap_only_what_is_held_already_is_looked_at(patch: Patch) -> None:
+def after_a_gap_only_cached_items_are_read(patch: Patch) -> None:
     def fetch(self: ItemCache, start: int, stop: int) -> tuple[list[Gap], int]:
         gaps, reached = right(self, start, start + 1 if [one for one in self._log.read(start, start + 1) if isinstance(one, Gap)] else stop)
         return [], max(stop, reached) if gaps else reached
@@ -265,7 +243,7 @@ def a_damaged_block_reaches_too_far(patch: Patch) -> None:
 
 
 @bug
-def a_page_of_lost_items_is_the_end_for_a_cursor(patch: Patch) -> None:
+def a_page_of_lost_items_ends_the_reading_of_a_cursor(patch: Patch) -> None:
     def page(self: Partition, start: int, limit: int) -> RetainedItems:
         runs = retained_runs(self.state, start, limit)
         items = self.items(runs)
@@ -285,7 +263,7 @@ def verify_does_not_see_that_the_oldest_segment_is_missing(patch: Patch) -> None
 
 
 @bug
-def a_segment_deleted_while_open_cannot_be_read_for_ever(patch: Patch) -> None:
+def a_segment_deleted_while_open_is_never_found_missing(patch: Patch) -> None:
     patch.setattr(SegmentFiles, "forget_missing", lambda self: None)
 
 
@@ -295,10 +273,22 @@ def a_missing_only_segment_is_a_new_log_unless_it_was_synced(patch: Patch) -> No
 
 
 @bug
-def what_retention_took_counts_as_damaged(patch: Patch) -> None:
+def dropped_items_count_as_damaged(patch: Patch) -> None:
     patch.setattr(State, "unrecorded_losses", lambda self, start, stop: self.lost.missing(start, min(stop, self.next_offset)))
 
 
 @bug
 def damage_is_not_recorded(patch: Patch) -> None:
     patch.setattr(Partition, "_mark_lost", lambda self, runs: None)
+
+
+# -- the tests -------------------------------------------------------------------------------------
+
+
+def test_every_bug_can_be_planted() -> None:
+    BUGS.check_plantable()
+
+
+@pytest.mark.parametrize(("plant", "most_seeds"), BUGS.cases())
+def test_a_planted_bug_is_caught(plant: Plant, most_seeds: int, monkeypatch: Patch) -> None:
+    BUGS.check_caught(plant, most_seeds, monkeypatch)

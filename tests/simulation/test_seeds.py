@@ -1,4 +1,4 @@
-"""Whole runs of both simulations, one per seed, and that a failing one can be repeated."""
+"""Runs of both simulations, one per seed; and a failing run can be repeated."""
 
 import re
 import subprocess
@@ -14,29 +14,29 @@ from simulation.simulation import Simulation
 both = pytest.mark.parametrize("simulation", [PartitionSimulation, BrokerSimulation], ids=lambda simulation: simulation.name)
 
 
-def test_the_partition_is_what_the_model_says_through_everything(seeds: range) -> None:
+def test_the_partition_agrees_with_its_model(seeds: range) -> None:
     for seed in seeds:
         PartitionSimulation(seed).run()
 
 
-def test_the_broker_is_what_the_model_says_through_everything(seeds: range) -> None:
+def test_the_broker_agrees_with_its_model(seeds: range) -> None:
     for seed in seeds:
         BrokerSimulation(seed).run()
 
 
 @both
-def test_a_seed_tells_the_same_story_every_time(simulation: type[Simulation]) -> None:
-    assert told(simulation, 12) == told(simulation, 12) != told(simulation, 13)
+def test_a_seed_takes_the_same_steps_every_time(simulation: type[Simulation]) -> None:
+    assert printed_lines(simulation, 12) == printed_lines(simulation, 12) != printed_lines(simulation, 13)
 
 
-def told(simulation: type[Simulation], seed: int) -> list[str]:
+def printed_lines(simulation: type[Simulation], seed: int) -> list[str]:
     lines: list[str] = []
     simulation(seed, say=lines.append).run()
     return lines
 
 
 @both
-def test_a_failure_ends_in_the_line_that_repeats_it(simulation: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_ends_with_the_command_that_repeats_it(simulation: type[Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "add_failure", lambda *_: None)
     with pytest.raises(AssertionError) as caught:
         run_all(simulation, range(40), steps=50)
@@ -49,7 +49,7 @@ def run_all(simulation: type[Simulation], seeds: range, steps: int) -> None:
 
 
 @both
-def test_the_line_runs_the_seed_and_tells_each_step(simulation: type[Simulation]) -> None:
+def test_the_command_runs_the_seed_and_prints_each_step(simulation: type[Simulation]) -> None:
     command = [sys.executable, "-m", f"simulation.{simulation.name}", "--seed", "5", "--steps", "12"]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     last = {"partition": "drain", "broker": "finish"}[simulation.name]

@@ -1,6 +1,6 @@
-"""The rules alone (no log, no disk, no partition) against the model, with histories that Hypothesis draws and makes small.
+"""The rules alone (no log, no disk, no partition) compared with the model, on histories that Hypothesis draws.
 
-Beside the simulation's own chance this finds the shortest history that goes wrong.
+Unlike the simulation, it reduces a failure to the shortest history that shows it.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ POLICIES = st.builds(
 
 
 class AllBlocks:
-    """Every block there is."""
+    """A block source that holds all blocks."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] = []
@@ -65,7 +65,7 @@ class RulesStateMachine(RuleBasedStateMachine):
         self.sent: dict[bytes, c.Command] = {}
         self._apply([Opened(1, "boot", 0)])
 
-    # -- callers -------------------------------------------------------------------------------------
+    # -- callers ---------------------------------------------------------------------------------------
 
     @rule(items=ITEMS, request=REQUESTS)
     def produce(self, items: list[tuple[bytes | None, int, int, int, bytes | None]], request: bytes | None) -> None:
@@ -89,8 +89,8 @@ class RulesStateMachine(RuleBasedStateMachine):
     @rule(data=st.data(), request=REQUESTS)
     def settle(self, data: st.DataObject, request: bytes | None) -> None:
         number = data.draw(st.sampled_from(list(self.model.leases)[-4:]), label="lease")
-        holding = self.model.leases[number]
-        some = st.sampled_from([*holding.open, *holding.done, 0])
+        lease = self.model.leases[number]
+        some = st.sampled_from([*lease.open, *lease.done, 0])
         wanted = data.draw(st.none() | st.lists(some, min_size=1, max_size=4, unique=True), label="offsets")
         retry = self._retry(data, number, wanted)
         verbs = st.sampled_from([partial(c.CompleteLeased, number, wanted), partial(c.BuryLeased, number, wanted, "poison"), retry])
@@ -111,7 +111,7 @@ class RulesStateMachine(RuleBasedStateMachine):
     def repeat(self, data: st.DataObject) -> None:
         self._send(self.sent[data.draw(st.sampled_from(sorted(self.sent)))])
 
-    # -- operators -----------------------------------------------------------------------------------
+    # -- operators -------------------------------------------------------------------------------------
 
     @rule(policy=POLICIES)
     def configure(self, policy: Policy) -> None:
@@ -135,7 +135,7 @@ class RulesStateMachine(RuleBasedStateMachine):
     def redrive(self, chosen: list[int] | None) -> None:
         self._send(c.Redrive([offset for offset in chosen if offset < len(self.model.items)] if chosen is not None else None))
 
-    # -- time ----------------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------------
 
     @rule(duration=st.sampled_from([1, 1 * SECOND, 10 * SECOND, 2 * MINUTE, 1 * HOUR]))
     def pass_time(self, duration: int) -> None:
@@ -153,15 +153,15 @@ class RulesStateMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        """What comes after must not depend on whether the state came through a Base."""
+        """Replace the state by itself after writing and reading it as a Base: nothing later may depend on that."""
         body = base.dump(self.state)
         self.state = base.load(body)
         assert base.dump(self.state) == body
 
-    # -- what must hold ------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------
 
     @invariant()
-    def is_what_the_model_says(self) -> None:
+    def agrees_with_the_model(self) -> None:
         view = self._view()
         checks.check_same(view, self.model.view(self.now))
         checks.check_counts(self.state, view.states)
@@ -197,12 +197,12 @@ class RulesStateMachine(RuleBasedStateMachine):
             machine.apply(self.state, record, self.now)
 
 
-def test_the_rules_are_what_the_model_says() -> None:
+def test_the_rules_agree_with_the_model() -> None:
     run(examples=300, steps=40)
 
 
 @pytest.mark.long
-def test_the_rules_are_what_the_model_says_at_length() -> None:
+def test_the_rules_agree_with_the_model_at_length() -> None:
     run(examples=2_000, steps=80)
 
 
