@@ -185,11 +185,69 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """A class name exists once in the package, except in both APIs and names that begin with _."""
+    """A class name exists once in the package; the two APIs count as one, because one is generated from the other."""
     modules = [module for module in sources() if not module.startswith("penstock.api._async")]
-    names = [node.name for module in modules for node in sources()[module].body if isinstance(node, ast.ClassDef)]
-    twice = {name for name in names if names.count(name) > 1 and not name.startswith("_")}
-    assert twice == set()
+    names = [node.name for module in modules for node in ast.walk(sources()[module]) if isinstance(node, ast.ClassDef)]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+GLOSSARY_CLASSES = {
+    "api._sync.broker": {"Broker"},
+    "api._sync.cursor": {"Cursor"},
+    "api._sync.lease": {"Lease"},
+    "api._sync.queue": {"Queue"},
+    "api.items": {"Item"},
+    "broker.inbox": {"RemoteOperation"},
+    "broker.snapshot": {"Snapshot"},
+    "logs.files.segment": {"Segment"},
+    "logs.files.sidefiles": {"Checkpoint", "SyncedPosition"},
+    "logs.log": {"Frame", "Gap", "Log"},
+    "logs.store": {"Inbox", "Store"},
+    "loop.catalog": {"Catalog"},
+    "loop.partition": {"Partition"},
+    "loop.requests": {"PendingRequests", "Request"},
+    "operations": {"Home", "Operation", "Query"},
+    "rules.commands": {"Drop", "Redrive", "Seek"},
+    "rules.fences": {"Fence"},
+    "rules.keys": {"KeyLine"},
+    "rules.lanes": {"Extent"},
+    "rules.records": {"Lost", "PassedOver"},
+    "rules.summary": {"Summary"},
+    "spark.consuming_reader": {"Heartbeat"},
+    "words.batch": {"Batch"},
+    "words.origin": {"Origin"},
+    "worker.fetcher": {"Fetcher"},
+    "worker.handlers": {"Handler"},
+    "worker.outcomes": {"Bury", "Outcome"},
+    "worker.settler": {"Settler"},
+}
+"""The classes that are named by a word of the glossary, and mean what the glossary says."""
+
+
+def test_a_class_named_by_a_glossary_word_means_what_the_glossary_says() -> None:
+    """A new class of such a name must be entered above; read the glossary first."""
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = {word.strip() for row in rows for word in row.split(",")}
+    names = {"".join(part.capitalize() for part in re.split(r"[ -]", word)) for word in words}
+    found: dict[str, set[str]] = {}
+    for module, tree in sources().items():
+        for node in tree.body if not module.startswith("penstock.api._async") else []:
+            if isinstance(node, ast.ClassDef) and node.name in names:
+                found.setdefault(module.removeprefix("penstock."), set()).add(node.name)
+    assert found == GLOSSARY_CLASSES
+
+
+SAME_SUBJECT = {
+    *("catalog", "clock", "dead", "errors", "events", "inbox", "items", "lease", "leases", "options", "produce", "recovery"),
+    *("redrive", "repair", "resize", "retention", "routing", "settle", "state", "stats"),
+}
+"""Names that modules of several layers have because they are about the same thing."""
+
+
+def test_modules_of_one_name_are_about_the_same_thing() -> None:
+    """A module name that exists twice must be entered above; if the two mean different things, rename one of them."""
+    names = [module.rpartition(".")[2] for module in sources() if "api._sync" not in module and folder(module) != module.rpartition(".")[2]]
+    assert {name for name in names if names.count(name) > 1} == SAME_SUBJECT
 
 
 def test_no_module_is_a_gerund() -> None:

@@ -324,7 +324,7 @@ def test_a_base_without_the_count_and_the_times_of_burials_can_be_read(partition
     """A Base written before these fields existed."""
     buried(partition, "bad")
     image = msgspec.msgpack.decode(base.dump(partition.wrapped.state))
-    place = base._Image.__struct_fields__.index("burials")
+    place = base._StateImage.__struct_fields__.index("burials")
     assert image[-1] == 0 and image[place][0][1][-1] == partition.wrapped.now().elapsed
     image[place] = [[offset, burial[:-1]] for offset, burial in image[place]]
     old = base.load(msgspec.msgpack.encode(image[:-1]))

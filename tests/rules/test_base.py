@@ -29,7 +29,7 @@ def apply(state: State, frame: Frame) -> None:
 def test_a_full_history_leaves_something_in_every_part_of_a_base(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
     image = msgspec.to_builtins(base._decoder.decode(base.dump(partition.wrapped.state)))
-    empty = [name for name, value in zip(base._Image.__struct_fields__, image, strict=True) if not value]
+    empty = [name for name, value in zip(base._StateImage.__struct_fields__, image, strict=True) if not value]
     assert empty == ["paused_produce", "lost"]
 
 

@@ -45,7 +45,7 @@ class _LineImage(msgspec.Struct, array_like=True):
     kept_positions: list[tuple[int, int]] = []
 
 
-class _Image(msgspec.Struct, array_like=True):
+class _StateImage(msgspec.Struct, array_like=True):
     """A State as it is stored. New fields go to the end, with a default."""
 
     version: int
@@ -95,9 +95,9 @@ _UNCHANGED = (
 )
 _RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped")
 _DICTS = ("failures", "burials", "received_sequences", "cursors", "received_bases", "outbox", "sent_sequences")
-"""Fields that State and _Image both have: stored as they are, RunSets stored as runs, dicts stored as sorted pairs."""
+"""Fields that State and _StateImage both have: stored as they are, RunSets stored as runs, dicts stored as sorted pairs."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Image)
+_decoder = msgspec.msgpack.Decoder(_StateImage)
 
 
 def dump(state: State) -> bytes:
@@ -106,7 +106,7 @@ def dump(state: State) -> bytes:
     fields: dict[str, Any] = {name: getattr(state, name) for name in _UNCHANGED}
     fields |= {name: getattr(state, name).runs for name in _RUN_SETS}
     fields |= {name: sorted(getattr(state, name).items()) for name in _DICTS}
-    image = _Image(
+    image = _StateImage(
         version=VERSION,
         moment=(state.moment.elapsed, state.moment.wall),
         lanes=[[extent.astuple() for extent in lane] for lane in state.lanes.lanes],
@@ -212,7 +212,7 @@ def load(body: bytes | memoryview) -> State:
     return state
 
 
-def _load_leases(state: State, image: _Image) -> None:
+def _load_leases(state: State, image: _StateImage) -> None:
     leases: Leases = state.leases
     for stored in image.leases:
         lease = LiveLease(Leased(stored.number, stored.deadline, stored.timeout, stored.consumer))

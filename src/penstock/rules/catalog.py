@@ -484,20 +484,20 @@ class _EntryImage(msgspec.Struct, array_like=True):
     consumer_right_timeout: int = 0
 
 
-class _Image(msgspec.Struct, array_like=True):
+class _CatalogImage(msgspec.Struct, array_like=True):
     version: int
     entries: list[_EntryImage]
     deleted: list[int]
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Image)
+_decoder = msgspec.msgpack.Decoder(_CatalogImage)
 
 
 def dump(state: CatalogState) -> bytes:
     """The state as bytes. They are canonical: the same queues give the same bytes."""
     entries = [_image(entry) for _, entry in sorted(state.entries.items())]
-    return _encoder.encode(_Image(VERSION, entries, sorted(state.deleted)))
+    return _encoder.encode(_CatalogImage(VERSION, entries, sorted(state.deleted)))
 
 
 def load(body: bytes | memoryview) -> CatalogState:
