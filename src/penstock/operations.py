@@ -251,7 +251,9 @@ class ClearItems(Operation[int]):
 
 
 class SeekItems(Operation[int]):
-    """Make completed items ready again: from an offset on in each of these partitions, or in all from a time on (wall)."""
+    """Make completed items ready again: from an offset on in each of these partitions, or in all from a time on
+    (wall).
+    """
 
     start: Offsets | int
 
@@ -296,7 +298,9 @@ class AwaitItems(Query[bool]):
 
 
 class FindOffsets(Query[Offsets]):
-    """For each partition the oldest retained offset, the next offset, or the first item produced since a time (wall)."""
+    """For each partition the oldest retained offset, the next offset, or the first item produced since a time
+    (wall).
+    """
 
     at: Literal["oldest", "newest"] | int
 
@@ -426,7 +430,8 @@ class Home(Protocol):
         ...
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        """Do not wait: some thread calls `done` with the answer. Gives a function that cancels the operation if possible.
+        """Do not wait: some thread calls `done` with the answer. Gives a function that cancels the operation if
+        possible.
 
         Without `done` the answer is not wanted; the operation is done when possible, perhaps later by another process.
         """

@@ -1,7 +1,7 @@
 """Work that crashes at every single file call.
 
-Owns: `crash_at_each_call`, which repeats the same work on copies of one disk. It ends the process (or the machine) in the
-middle of the first file call, then of the second, …, and opens the broker again for the test to check.
+Owns: `crash_at_each_call`, which repeats the same work on copies of one disk. It ends the process (or the machine) in
+the middle of the first file call, then of the second, …, and opens the broker again for the test to check.
 """
 
 import copy
@@ -25,7 +25,8 @@ def disk_after(work: Work) -> tuple[SimulatedFiles, ManualClock]:
 
 
 def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int = 1) -> Iterator[tuple[BrokerUnderTest, bool]]:
-    """For every file call of the work: the broker opened after a crash in that call, and whether the work was done before.
+    """For every file call of the work: the broker opened after a crash in that call, and whether the work was done
+    before.
 
     In the last one of each series the work was not interrupted.
     """

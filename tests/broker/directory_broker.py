@@ -33,7 +33,9 @@ from tests.api.both_apis import run_all_turns
 
 
 class DirectoryBroker:
-    """A broker without threads, with a clock that stands still: things happen only in calls and in `run_and_publish`."""
+    """A broker without threads, with a clock that stands still: things happen only in calls and in
+    `run_and_publish`.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

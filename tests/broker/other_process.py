@@ -143,7 +143,8 @@ def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:
 
 
 def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], object]) -> Iterator[tuple[SimulatedFiles, bool]]:
-    """Copies of a disk on which work was cut off in its first file call, its second, …; and whether the work was done before.
+    """Copies of a disk on which work was cut off in its first file call, its second, …; and whether the work was done
+    before.
 
     It is cut off by a kill, and by power cuts with several random seeds; in the last of each series all was done.
     """

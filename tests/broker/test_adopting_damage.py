@@ -107,7 +107,9 @@ def test_a_frame_with_a_valid_checksum_and_invalid_content_is_refused(
 
 
 def test_writes_behind_a_damaged_one_of_the_same_source_wait(file_broker: BrokerUnderTest) -> None:
-    """Writes of other sources are adopted. Those of the same source wait: after a later number this one never could be."""
+    """Writes of other sources are adopted. Those of the same source wait: after a later number this one never could
+    be.
+    """
     queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
     other.publish_texts(queue, "k:1", number=1)

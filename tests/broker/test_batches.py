@@ -71,7 +71,9 @@ def test_each_part_is_whole_or_absent_and_the_repetition_adds_what_is_missing() 
 
 
 def test_a_repeated_batch_across_a_resize_adds_what_is_missing() -> None:
-    """The batch, a resize, the batch again, cut off anywhere; then once more: every item once, whichever map it was cut by."""
+    """The batch, a resize, the batch again, cut off anywhere; then once more: every item once, whichever map it was cut
+    by.
+    """
     for widths in ([5], [6, 3]):
         files, clock, batch = start()
 

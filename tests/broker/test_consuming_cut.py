@@ -52,7 +52,9 @@ def disk_with_a_grant() -> tuple[SimulatedFiles, ManualClock]:
 
 
 def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
-    """A broker opened again, after so many seconds, for every file call at which another was cut off that was asked for the next grant."""
+    """A broker opened again, after so many seconds, for every file call at which another was cut off that was asked for
+    the next grant.
+    """
     files, clock = disk_with_a_grant()
     for seed, power in ((0, True), (1, False), (2, True)):
         done, call = False, seed * step // 3
@@ -83,7 +85,9 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
 
 
 def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
-    """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with it."""
+    """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with
+    it.
+    """
     queue, other = broker.find(), other_process(broker)
     process_inbox(broker)
     found = other.inbox.blob(queue.incarnation, name)

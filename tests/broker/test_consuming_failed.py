@@ -1,4 +1,6 @@
-"""What a stream said of items that failed: of one batch, of one that is repeated, and of what became of the others meanwhile."""
+"""What a stream said of items that failed: of one batch, of one that is repeated, and of what became of the others
+meanwhile.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Damage under a broker run by hand: whoever waits gets what is whole, and no queue runs turn after turn for what is not."""
+"""Damage under a broker run by hand: whoever waits gets what is whole, and no queue runs turn after turn for what is
+not.
+"""
 
 import errno
 from collections.abc import Iterator
@@ -40,7 +42,9 @@ def disk(broker: BrokerUnderTest) -> UnreadableLogFiles:
 
 
 def flip(broker: BrokerUnderTest, queue: QueueUnderTest, text: str) -> None:
-    """Damage the frame that holds a payload, in whichever partition it lies; the broker is closed and opened again around it."""
+    """Damage the frame that holds a payload, in whichever partition it lies; the broker is closed and opened again
+    around it.
+    """
     broker.embedded.close()
     files = disk(broker)
     paths = [path for path in files.contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log")]

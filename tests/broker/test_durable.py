@@ -1,4 +1,6 @@
-"""What was answered is durable: many callers share a sync, and a killed process takes nothing with it that it had promised."""
+"""What was answered is durable: many callers share a sync, and a killed process takes nothing with it that it had
+promised.
+"""
 
 import contextlib
 import multiprocessing

@@ -271,7 +271,9 @@ def test_a_partition_that_fails_while_opening_is_tried_again(patchy: BrokerUnder
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["one call fails", "all fail from then on"])
 def test_an_error_means_not_stored_and_an_answer_means_stored(lasting: bool) -> None:
-    """Every file call of a produce fails, once or from then on. The answer is true; a repetition settles an unknown outcome."""
+    """Every file call of a produce fails, once or from then on. The answer is true; a repetition settles an unknown
+    outcome.
+    """
     told: set[type | None] = set()
     for ahead in range(1, 30):
         files = PartlyFailingFiles(random.Random(ahead))

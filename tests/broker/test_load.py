@@ -1,7 +1,8 @@
-"""A queue under everything at once: random work, widths, kills and power cuts, checked against what must be true of any of it.
+"""A queue under everything at once: random work, widths, kills and power cuts, checked against what must be true of any
+of it.
 
-Of each key: items are completed in the order in which they were produced, one at a time; none is lost, none is completed twice.
-A failing seed is repeated with `pytest -k "load and seed17"`.
+Of each key: items are completed in the order in which they were produced, one at a time; none is lost, none is
+completed twice. A failing seed is repeated with `pytest -k "load and seed17"`.
 """
 
 import random

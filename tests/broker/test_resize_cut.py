@@ -14,7 +14,9 @@ KEYS = [f"key-{number}" for number in range(10)]
 
 @cache
 def busy(width: int) -> tuple[SimulatedFiles, ManualClock]:
-    """A queue with a backlog, some of it leased, some backing off, some scheduled, a key parked, and dedup ids remembered."""
+    """A queue with a backlog, some of it leased, some backing off, some scheduled, a key parked, and dedup ids
+    remembered.
+    """
 
     def work(broker: BrokerUnderTest) -> None:
         queue = broker.create(partitions=width, on_bury="park", dedup_window=10**10)

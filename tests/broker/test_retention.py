@@ -1,4 +1,6 @@
-"""Retention of a whole queue as time passes: idle or at a trickle, with buried items, restarts, and a disk that fails."""
+"""Retention of a whole queue as time passes: idle or at a trickle, with buried items, restarts, and a disk that
+fails.
+"""
 
 import logging
 import random

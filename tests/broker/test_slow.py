@@ -252,7 +252,9 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueW
 
 
 def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
-    """The queue may grow meanwhile; a resize that would move slots of the slow partition is refused until it recovers."""
+    """The queue may grow meanwhile; a resize that would move slots of the slow partition is refused until it
+    recovers.
+    """
     owners = hanging.queue.loop.engine.map.owners
     its_own = [slot for slot, owner in enumerate(owners) if owner == SLOW]
     hanging.slow()

@@ -33,7 +33,9 @@ def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
 
 
 def cut_off(width: int, work: Callable[[QueueUnderTest], object], fault: Fault) -> Iterator[QueueUnderTest]:
-    """The same work on copies of one disk, with the fault at its first file call, its second, …; the broker goes on, or is opened again."""
+    """The same work on copies of one disk, with the fault at its first file call, its second, …; the broker goes on, or
+    is opened again.
+    """
     files, clock = disk_after(lambda broker: _ignore(broker.create(partitions=width, dedup_window=10**10).produce("warm", key="warm")))
     for call in range(1, 1 << 30):
         broker = BrokerUnderTest(SimulatedStorage(files.copy()), clock=copy.deepcopy(clock))

@@ -224,7 +224,9 @@ def test_a_lease_begins_with_what_is_oldest_to_a_second(broker: BrokerUnderTest)
 
 
 def test_small_leases_go_round_among_partitions_of_about_the_same_age(broker: BrokerUnderTest) -> None:
-    """Whoever takes little at a time meets every partition: of those that are about equally old the one not used for longest is next."""
+    """Whoever takes little at a time meets every partition: of those that are about equally old the one not used for
+    longest is next.
+    """
     queue = broker.create(partitions=4)
     for partition in range(4):
         key = keys_at(queue, partition)[0]

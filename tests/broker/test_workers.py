@@ -1,4 +1,6 @@
-"""Many workers in real threads: no two ever have items of one key, and every key is handled in the order in which it was produced."""
+"""Many workers in real threads: no two ever have items of one key, and every key is handled in the order in which it
+was produced.
+"""
 
 import random
 import threading

@@ -50,7 +50,9 @@ class UncompressedFileBackend(FilePartitionBackend):
 
 @pytest.fixture
 def partition(folder: Path) -> Iterator[PartitionUnderTest]:
-    """Twenty frames of fifty items, of which the sixth is damaged. Opened from a checkpoint, so the damage is not found yet."""
+    """Twenty frames of fifty items, of which the sixth is damaged. Opened from a checkpoint, so the damage is not found
+    yet.
+    """
     partition = filled(folder, key=None)
     flip(folder, 5)
     partition.open()

@@ -3,13 +3,12 @@
 Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly in its
 own thread. It produces through the queues' turns and calls operations of the broker, as any caller does.
 A remote operation is an operation as bytes. If an answer is wanted it is put into the inbox as a blob with the
-operation's name, also when the operation was refused. An operation that cannot be done for now stays in the inbox and is
-tried again, so an operation may be done twice.
-A published write is validated before any of it is adopted; a damaged one stays in the inbox as it is.
-It is adopted in chunks. The catalog gives it a number before the first chunk and records its source after the last; in
-between, each partition remembers the chunks that it has (loop/produce.py). So a crash at any point neither loses nor
-repeats items. This depends on the order: the writes of a queue are adopted one after the other, those of one source in
-the order of their numbers, and none is begun while another is unfinished.
+operation's name, also when the operation was refused. An operation that cannot be done for now stays in the inbox and
+is tried again, so an operation may be done twice. A published write is validated before any of it is adopted; a damaged
+one stays in the inbox as it is. It is adopted in chunks. The catalog gives it a number before the first chunk and
+records its source after the last; in between, each partition remembers the chunks that it has (loop/produce.py). So a
+crash at any point neither loses nor repeats items. This depends on the order: the writes of a queue are adopted one
+after the other, those of one source in the order of their numbers, and none is begun while another is unfinished.
 Remote operations do not wait for writes: they are done between two chunks, because a stream without an answer loses its
 consumer right.
 """
@@ -262,7 +261,9 @@ class InboxProcessor:
     # -- adoption ------------------------------------------------------------------------------------
 
     def _adopt_writes(self, writes: Sequence[InboxEntry]) -> bool:
-        """Adopt the writes of one queue in order; gives whether any was adopted. Later writes wait for one that must wait."""
+        """Adopt the writes of one queue in order; gives whether any was adopted. Later writes wait for one that must
+        wait.
+        """
         if writes[0].incarnation not in self._queues:
             removed = [self._attempt(write, self._adopt) for write in writes]
             return any(removed)

@@ -1,8 +1,8 @@
 """Which partitions a queue has, and how that changes.
 
 Owns: `resized_layout` and `layout_with_read_only` (compute a new layout), `record_layout` (writes it to the catalog)
-and `apply_layout` (makes the queue follow the catalog, after a change or at opening). Partition numbers are never reused:
-growing adds new numbers, and a retired partition stays until it is drained.
+and `apply_layout` (makes the queue follow the catalog, after a change or at opening). Partition numbers are never
+reused: growing adds new numbers, and a retired partition stays until it is drained.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,8 +110,9 @@ def _keep_since(engine: QueueEngine, entry: QueueEntry, wall: int) -> int:
     """The time (wall) before which a slot map must have been replaced to be deleted.
 
     Maps are needed under which request ids may be remembered: those known to be in use, and those from before this
-    opening that are not older than the result memory. The newest `KEPT_MAPS` of the latter are kept whatever their time,
-    because the wall clock may be set. All are kept while a published write is unfinished or a partition may lack fences.
+    opening that are not older than the result memory. The newest `KEPT_MAPS` of the latter are kept whatever their
+    time, because the wall clock may be set. All are kept while a published write is unfinished or a partition may lack
+    fences.
     """
     if entry.unfinished or any(engine.handles[number].error is not None for number in entry.active):
         return 0

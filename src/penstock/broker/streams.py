@@ -1,9 +1,9 @@
 """Streams outside the owner's process that consume a queue (ADR 15): the owner's side.
 
 Owns: `StreamCoordinator`, which gives consumer rights and grants. A stream has the consumer right of a queue for as
-long as it renews it. It takes one grant after the other. A grant is a set of leases in the stream's name; it is kept as a
-blob in the inbox, under its number, and the stream reads the items from the log itself.
-A stream that takes the next grant has committed all grants before it: these are completed first.
+long as it renews it. It takes one grant after the other. A grant is a set of leases in the stream's name; it is kept as
+a blob in the inbox, under its number, and the stream reads the items from the log itself. A stream that takes the next
+grant has committed all grants before it: these are completed first.
 """
 
 import threading
@@ -84,7 +84,8 @@ class StreamCoordinator:
 
     @_locked
     def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
-        """Give the consumer right of a queue to a holder, until the timeout passes without renewal; with holder "" end it.
+        """Give the consumer right of a queue to a holder, until the timeout passes without renewal; with holder "" end
+        it.
 
         QueueHeld while another holder has it.
         """

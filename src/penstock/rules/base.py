@@ -95,7 +95,9 @@ _UNCHANGED = (
 )
 _RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped")
 _DICTS = ("failures", "burials", "received_sequences", "cursors", "received_bases", "outbox", "sent_sequences")
-"""Fields that State and _StateImage both have: stored as they are, RunSets stored as runs, dicts stored as sorted pairs."""
+"""Fields that State and _StateImage both have: stored as they are, RunSets stored as runs, dicts stored as sorted
+pairs.
+"""
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_StateImage)
 
