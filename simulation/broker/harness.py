@@ -161,7 +161,7 @@ class BrokerHarness(SimulatedMachine):
             answer = OutcomeUnknown("the operator was interrupted")
             self._run_next_turn(leads or queue)
         self.say("   %s → %.300r", what, answer)
-        assert "please report this" not in str(answer), f"{what} was answered with an internal error: {answer}"
+        assert "please report it" not in str(answer), f"{what} was answered with an internal error: {answer}"
         self.model.inventory.changed.update(
             loop.engine.incarnation for loop in self.broker.loops() if queue in (None, loop.engine.incarnation)
         )

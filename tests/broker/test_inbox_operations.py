@@ -217,7 +217,7 @@ def test_a_bug_in_one_entry_does_not_stop_the_others(
         process_inbox(file_broker)
         file_broker.advance(1)
     assert other.answer(queue.incarnation, name) is None
-    with pytest.raises(OutcomeUnknown, match=r"it went wrong.*please report this"):
+    with pytest.raises(OutcomeUnknown, match=r"this failed because of a bug.*please report it"):
         other.answer(queue.incarnation, wrong)
     assert other.inbox_files() == []
     assert [record.levelno for record in caplog.records if record.name == "penstock"] == [logging.ERROR], "said once"

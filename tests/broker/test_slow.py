@@ -1,5 +1,6 @@
 """A disk that does not answer: its partition is slow, the others work, and it recovers when the disk answers."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,6 +201,18 @@ def test_stats_show_a_slow_partition_with_a_warning(hanging: QueueWithSlowPartit
     hanging.answer()
     assert set(hanging.statuses().values()) == {"active"}
     assert not any(f"partition {SLOW}" in warning for warning in hanging.queue.stats().warnings)
+
+
+def test_a_slow_partition_whose_disk_fails_at_last_is_failing(hanging: QueueWithSlowPartition) -> None:
+    hanging.slow()
+    storage = hanging.broker.storage
+    assert isinstance(storage, SimulatedStorage)
+    for call in range(1, 100):
+        storage.files.fail(storage.files.calls + call, errno.EIO)
+    hanging.answer()
+    storage.files.clear_faults()
+    assert hanging.statuses()[SLOW] == "failing"
+    hanging.broker.advance_in_steps(6)
 
 
 def test_an_administrative_operation_does_not_wait_for_a_slow_partition(hanging: QueueWithSlowPartition) -> None:

@@ -206,7 +206,7 @@ def test_settle_refuses_wrong_arguments(spark: "SparkSession", broker_dir: str, 
     rows = spark.createDataFrame([("0-1",)], ["id"])
     with pytest.raises(InvalidRequest, match="the DataFrame has no column 'id' to settle by; keep it when you select: it has other"):
         penstock.spark.settle(rows.select(F.col("id").alias("other")), broker_dir, "orders")
-    with pytest.raises(InvalidRequest, match="there is no way 'drop' to settle; use 'retry' or 'bury'"):
+    with pytest.raises(InvalidRequest, match="action is 'drop'; give 'retry' or 'bury'"):
         penstock.spark.settle(rows, broker_dir, "orders", "drop")  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match=r"1 of these items \(0-1\) are not leased by a stream that consumes this queue"):
         penstock.spark.settle(rows, broker_dir, "orders")

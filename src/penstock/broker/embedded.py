@@ -69,11 +69,11 @@ from penstock.rules.commands import Configure
 from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed
+from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed, caused_by_bug
 from penstock.words.limits import MAX_PARTITIONS, check_range
 from penstock.words.threads import InterruptSafePool
 
-BLOCKING = 8
+BROKER_THREADS = 8
 """Threads for submitted operations that the broker itself answers."""
 _log = logging.getLogger("penstock")
 
@@ -103,7 +103,7 @@ class EmbeddedBroker:
         self._being_created = 0  # the incarnation of the newest queue that `_create` opens
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
-        self._blocking, self._quick = InterruptSafePool(BLOCKING), InterruptSafePool(1)
+        self._broker_pool, self._quick_pool = InterruptSafePool(BROKER_THREADS), InterruptSafePool(1)
         self._router = TransferRouter(self._loops, self.entry)
         self._closed = self._forked = False
         self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
@@ -160,7 +160,7 @@ class EmbeddedBroker:
         request = self._request(operation)
         if request is None:
             self._check_open()
-            pool = self._quick if type(operation) in _ANSWERED_FROM_MEMORY else self._blocking
+            pool = self._quick_pool if type(operation) in _ANSWERED_FROM_MEMORY else self._broker_pool
             pool.submit(lambda: callback(self._outcome(operation)))
             return _cannot_cancel
         loop = self.loop(operation.queue)
@@ -182,7 +182,7 @@ class EmbeddedBroker:
             return error
         except Exception as error:  # a bug of Penstock: the caller still gets an answer
             _log.exception("%s went wrong", type(operation).__name__)
-            return OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+            return caused_by_bug(error)
 
     def _request(self, operation: Operation[Any]) -> Request | None:
         """The operation as a request of its queue's loop; None when the broker itself answers it."""
@@ -200,7 +200,7 @@ class EmbeddedBroker:
         return None
 
     def run_request(self, incarnation: int, request: Request) -> Any:
-        """Run a request of the broker itself in a queue, and wait for its answer."""
+        """Run a request that the broker itself made, in the loop of one queue, and wait for its answer."""
         return self.loop(incarnation).call(request)
 
     def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
@@ -278,7 +278,7 @@ class EmbeddedBroker:
         if found is None:
             raise _gone()
         name, incarnation = found.name, found.incarnation
-        catalog.delete(self.catalog.state, name)  # raises while it is the dead queue of another
+        catalog.delete(self.catalog.state, name)  # only checks: raises while it is the dead queue of another
         self._wait_until_open(found)
         loop = self.loop(incarnation)
         with (
@@ -370,7 +370,7 @@ class EmbeddedBroker:
 
     def _open_partition(self, incarnation: int, number: int) -> Partition:
         options = self.catalog.get(incarnation).options
-        # A resize adds it. A log of a partition that the catalog names is never created: its absence is damage.
+        # From `next_partition` on, a resize adds it: its log is created. Any other log that is missing is damage.
         if number >= self.catalog.get(incarnation).next_partition:
             self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
@@ -397,9 +397,10 @@ class EmbeddedBroker:
 
     @contextmanager
     def changing_catalog(self) -> Iterator[None]:
-        """Hold the catalog lock for a change. After a failed write the catalog is read again.
+        """Hold the catalog lock for a change.
 
-        Queues that it then contains are opened, and those that it does not contain are closed.
+        After a failed write the catalog is read again; then queues that turn out to be recorded are opened, and those
+        that are not are closed.
         """
         stale: Sequence[Loop] = ()
         try:
@@ -460,8 +461,8 @@ class EmbeddedBroker:
     def _release(self) -> None:
         try:
             self._runners.close()
-            self._blocking.close()
-            self._quick.close()
+            self._broker_pool.close()
+            self._quick_pool.close()
         finally:  # an interrupt must not leave the directory locked
             with suppress(PenstockError, AttributeError):
                 self.catalog.close()

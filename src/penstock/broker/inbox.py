@@ -41,6 +41,7 @@ from penstock.words.errors import (
     QueueHeld,
     QueueNotFound,
     Refused,
+    caused_by_bug,
 )
 from penstock.words.threads import InterruptSafeThread
 
@@ -197,9 +198,7 @@ class InboxProcessor:
             answer = RemoteAnswer(refused=Refused.of(error))
         except Exception as error:  # a bug of Penstock: the sender still gets an answer
             _log.exception("doing %s went wrong", entry.label)
-            answer = RemoteAnswer(
-                refused=Refused.of(OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this"))
-            )
+            answer = RemoteAnswer(refused=Refused.of(caused_by_bug(error)))
         if answer.refused is not None and not wants_answer:
             _log.warning("%s was refused, and no process waits for the answer: %s", entry.label, answer.refused.message)
         if wants_answer:
@@ -251,7 +250,7 @@ class InboxProcessor:
                 _log.warning("%s cannot be taken from the inbox for now: %s", entry.label, error)
             self._retry_at[entry.label] = now + RETRY_AFTER
         except Exception as error:  # a bug of Penstock: the other entries, and the opening of the broker, go on
-            self._refuse(entry, "%s is left in the inbox: it went wrong (%r); please report this", entry.label, error, exc_info=error)
+            self._refuse(entry, "%s is left in the inbox because of a bug (%r); please report it", entry.label, error, exc_info=error)
         return False
 
     def _refuse(self, entry: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:

@@ -87,7 +87,7 @@ def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
     if handle.closed and handle.summary is not None:
         return _closed_stats(queue, handle.number, handle.summary)
     if partition is None:
-        return PartitionStats(handle.number, "slow" if handle.slow else "failing", error=str(handle.error))
+        return PartitionStats(handle.number, "slow" if handle.slow and handle.in_io else "failing", error=str(handle.error))
     state = partition.state
     counts = state.counts
     now, segments = partition.now().elapsed, partition.log.segments()

@@ -52,7 +52,7 @@ class SnapshotPartition:
     def __init__(self, number: int, open_reader: Callable[[int], PartitionReader]) -> None:
         self.number = number
         self.error: PenstockError | None = None
-        self.slow = self.closed = False
+        self.slow = self.in_io = self.closed = False
         self.summary: Summary | None = None
         self._reader: PartitionReader | None = None
         self._open_reader = open_reader

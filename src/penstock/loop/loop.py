@@ -25,7 +25,7 @@ from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, 
 from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
 
 MAX_REQUESTS = 1_000
 """Most requests of one turn."""
@@ -275,7 +275,7 @@ class Loop:
             handle.run_job()
         except Exception as error:  # a bug: the partition is reopened, and waiting requests fail
             _log.exception("a commit of queue %r went wrong", self.engine.name)
-            handle.io_error = OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this")
+            handle.io_error = caused_by_bug(error)
             if handle.partition is not None:
                 handle.partition.failed = True
         self._end_io(handle)

@@ -47,7 +47,12 @@ class PartitionView(Protocol):
     @property
     def error(self) -> PenstockError | None: ...
     @property
-    def slow(self) -> bool: ...
+    def slow(self) -> bool:
+        """Whether its present I/O, or the last one, took long."""
+        ...
+
+    @property
+    def in_io(self) -> bool: ...
     @property
     def summary(self) -> Summary | None:
         """The summary of a closed partition."""

@@ -22,12 +22,12 @@ from penstock.loop.requests import PartitionsNotOpen, Request, not_reached_error
 from penstock.loop.transfer import QueueRouter
 from penstock.rules.commands import ExtendLease
 from penstock.words.clock import SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError
+from penstock.words.errors import OutcomeUnknown, PenstockError, caused_by_bug
 from penstock.words.ids import format_id
 
 _log = logging.getLogger("penstock")
 MAX_RERUNS = 3
-"""How often a request is run again after its turn was undone. More undone turns are a bug, not interrupts."""
+"""How often a request is run again after its turn was undone. If it is undone more often, there is a bug: it fails."""
 
 
 class QueueEngine(CommitTracker):
@@ -40,6 +40,7 @@ class QueueEngine(CommitTracker):
         self.buried_dropped = 0
         """Buried items that retention deleted since the queue was opened."""
         self.waiting_for_items: list[requests.AwaitRequest] = []
+        """Requests that are answered when there are new items. (Waiting leases are in `lease_step.waiting`.)"""
         self.apply_recorded_shape: Callable[[], None] = lambda: None
         """Applies a resize that is recorded in the catalog but was interrupted before it was applied."""
         self.auto_extended_leases: dict[tuple[int, int], None] = {}
@@ -50,7 +51,7 @@ class QueueEngine(CommitTracker):
         """Requests that wait for a partition in I/O."""
         self._running: Sequence[Request] = []
         """Requests that this turn runs, deferred ones among them."""
-        self._blocked = False
+        self._leasing_blocked = False
         """Whether a deferred request needs all partitions: nothing is leased meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
             requests.ResizeRequest: self._run_function,
@@ -101,7 +102,7 @@ class QueueEngine(CommitTracker):
                 self.attempt(request, self._steps[type(request)])
             if self.produce_step.waiting and not self.resize_step.putting_up_fences:
                 self.produce_step.retry(now)
-            if self.lease_step.waiting and not self._blocked:
+            if self.lease_step.waiting and not self._leasing_blocked:
                 if self.closed:
                     self._open([number for number, handle in self.closed.items() if handle.has_ready_items])
                 if not any(handle.is_worth_waiting_for and handle.has_ready_items for handle in self.handles_in_io.values()):
@@ -143,23 +144,23 @@ class QueueEngine(CommitTracker):
     # -- requests that wait --------------------------------------------------------------------------
 
     def _runnable(self, taken: Sequence[Request]) -> Sequence[Request]:
-        """The requests that can run now, by step; within a step deferred ones first, in their order.
+        """The requests that can run now, sorted by step; within a step the deferred ones first, oldest first.
 
         A request that needs a partition in I/O is deferred, and later requests that share a partition with it wait too,
-        so that a request for many partitions is not passed for ever. A request that waited only for slow partitions
-        keeps waiting; any other that needs a slow partition runs and is refused.
+        so that a request for many partitions is not passed for ever. A deferred request whose partitions are all in I/O
+        stays deferred. A new request that needs a slow partition runs, and that partition refuses it.
         """
         found: list[Request] = []
         deferred: list[Request] = []
         whole: list[Request] = []  # of `found`, those that need all partitions
         reserved: set[int] = set()
-        self._blocked = False
+        self._leasing_blocked = False
         for request in (*self.deferred, *self._in_order(taken)):
             if request.done or request.cancelled:
                 continue
             known = self._needs(request)
             needs = self.handles.keys() if known is None else known
-            if self.closed and not (known is None and not request.needs_all_open):
+            if self.closed and (known is not None or request.needs_all_open):
                 self._open(number for number in needs if number in self.closed)
             awaited = any(number in self.handles_in_io and self.handles_in_io[number].is_worth_waiting_for for number in needs)
             if not awaited and reserved.isdisjoint(needs) and not (request.deferred and self._only_slow(known)):
@@ -173,10 +174,10 @@ class QueueEngine(CommitTracker):
                 deferred.append(request)
                 if awaited:
                     reserved.update(needs)
-                    self._blocked = self._blocked or known is None
+                    self._leasing_blocked = self._leasing_blocked or known is None
         if self.to_open:
             self._open()
-        if whole and self.any_worth_waiting_for:  # a later request opens a partition that these need
+        if whole and self.any_worth_waiting_for:  # a request further on in this loop opens a partition that these need
             for request in whole:
                 request.deferred = True
             found = [request for request in found if request not in whole]
@@ -214,7 +215,7 @@ class QueueEngine(CommitTracker):
                 self._start_io(handle, handle.reopen)
 
     def _only_slow(self, needs: Collection[int] | None) -> bool:
-        """Whether all needed partitions are in I/O, which then are slow ones."""
+        """Whether all needed partitions are in I/O. The caller knows that none is worth waiting for: all are slow."""
         return bool(needs) and all(number in self.handles_in_io for number in needs or ())
 
     def _not_reached(self, needs: Collection[int]) -> PenstockError:
@@ -251,7 +252,7 @@ class QueueEngine(CommitTracker):
                 self.remove(self.handles[number])
 
     def _without_produces(self, taken: Sequence[Request]) -> Sequence[Request]:
-        """Defer produces to partitions without their fences, which may not take moved keys. Gives the others."""
+        """Defer produces to partitions that lack their fences: they may not take moved keys. Gives the others."""
         waiting = [one for one in taken if isinstance(one, requests.ProduceRequest) and self._needs_unfenced(one)]
         for one in waiting:
             self.resize_step.wanted.update(self.produce_step.needs(one) or ())
@@ -263,7 +264,7 @@ class QueueEngine(CommitTracker):
         return any(not self.handles[number].fences_ready for number in numbers)
 
     def _defer(self, waiting: Sequence[Request]) -> None:
-        """Let requests wait for the next turn, which comes at once unless a partition in I/O brings it."""
+        """Let requests wait for the next turn. Ask for one at once, unless the end of some I/O causes one anyway."""
         if waiting:
             self.deferred += waiting
             self.wants_turn = self.wants_turn or not self.any_worth_waiting_for
@@ -327,7 +328,7 @@ class QueueEngine(CommitTracker):
             raise
         except Exception as error:  # a bug in one operation must not fail the turn
             _log.exception("an administrative operation on queue %r went wrong", self.name)
-            raise OutcomeUnknown(f"it went wrong ({type(error).__name__}: {error}); please report this") from error
+            raise caused_by_bug(error) from error
         self.answer(request, (result, set(self.used)))
 
     def _answer_awaiting(self) -> None:
@@ -345,7 +346,7 @@ class QueueEngine(CommitTracker):
         self.waiting_for_items[:] = still
 
     def _abort(self, taken: Sequence[Request], error: BaseException) -> None:
-        """After an interrupt: finish the commits if they had begun, else undo the turn and run its requests again."""
+        """After an interrupt or an error: finish the commits if they had begun, else undo the turn and run it again."""
         if self._committing:
             for handle in self.touched:
                 if handle.is_usable and handle.partition is not None and not handle.partition.is_committed:
@@ -368,8 +369,8 @@ class QueueEngine(CommitTracker):
     def requeue_undone(self, taken: Sequence[Request], error: BaseException) -> None:
         """Run the requests of an undone turn again; lease requests wait for items again."""
         again: list[Request] = []
-        answered = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit is finished
-        waiting_lists = (self.lease_step.waiting, self.produce_step.waiting, self.waiting_for_items, self.deferred, answered, again)
+        committing = [waiting.request for waiting in self._waits_for_commit.values()]  # their commit has begun and is not undone
+        waiting_lists = (self.lease_step.waiting, self.produce_step.waiting, self.waiting_for_items, self.deferred, committing, again)
         for request in taken:
             if request.done:
                 request.notify()  # the interrupt may have prevented it
@@ -413,7 +414,7 @@ class QueueEngine(CommitTracker):
             ends += [handle.slow_at(self._last_io_end) for handle in self.handles_in_io.values() if handle.is_worth_waiting_for]
             earliest = self.lease_step.earliest
             if earliest is not None and earliest <= self.now and self.any_worth_waiting_for:
-                earliest = None  # an expired lease request is answered when I/O is over or slow, not before
+                earliest = None  # it is answered when the partitions in I/O are done or count as slow
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
 

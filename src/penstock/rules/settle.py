@@ -1,10 +1,11 @@
 """Settling leases: complete, retry, bury, extend, report progress.
 
 Owns: these decisions and their application, and `return_items`, which makes items of a lease ready again.
-- A lease that has ended holds nothing: its items are refused, except a repeated `complete` of items that it completed.
+- A lease that has ended holds nothing: settling its items is refused, unless it repeats a
+  `complete` that was done.
 - Each item of a batch has its own result: some may be settled while others are refused.
 - Several items of one key under one lease are a unit, settled in order. When one is returned or buried, the later ones
-  are returned to their positions, and no attempt is counted. With `keep_later_items` a burial leaves them leased.
+  are returned to their positions; for these no attempt is counted. With `keep_later_items` a burial leaves them leased.
 - `decide_complete_unleased` completes items without a lease. A Spark stream that holds the consumer right may commit
   items after its leases ended. Such an item is completed if no consumer has leased it since, so that it is still ready.
 """
@@ -65,7 +66,7 @@ from penstock.words.limits import MAX_DELAY, MAX_REASON_BYTES, check_lease_timeo
 
 Settle: TypeAlias = CompleteLeased | RetryLeased | BuryLeased | ExtendLease
 MAX_ENDED_PROGRESS = 2_000
-"""So many progress texts are kept beyond one per live lease; then those of ended leases are deleted."""
+"""When there are this many more progress texts than live leases, those of ended leases are deleted."""
 
 
 def validate_retry(command: RetryLeased) -> str:
@@ -92,7 +93,7 @@ def truncate_reason(reason: str) -> str:
 
 def decide_complete(state: State, command: CompleteLeased, now: Moment, blocks: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
-    if (known := _answered(state, command, now)) is not None:
+    if (known := _remembered_answer(state, command, now)) is not None:
         return [], known
     lease = _live_lease(state, command.lease, now)
     if command.offsets is None:
@@ -102,7 +103,7 @@ def decide_complete(state: State, command: CompleteLeased, now: Moment, blocks: 
             raise _lost(command.lease)
         return _with_answer(command, [Completed(command.lease), *follow_up_records(state, command.follow_ups)], Settled(lease.count))
     if lease is None:
-        known = _repeated(state, command.lease, command.offsets)
+        known = _answer_under_ended_lease(state, command.lease, command.offsets)
         _refuse_partial(command, known.refused)
         return [], known
     good, refused, early = _divide(lease, command.offsets)
@@ -113,7 +114,9 @@ def decide_complete(state: State, command: CompleteLeased, now: Moment, blocks: 
         repeated = asked - len(refused)
     _refuse_partial(command, refused)
     if command.follow_ups and early:
-        raise InvalidRequest("an earlier item of the same key is held by this lease and not settled; complete that one first, or with it")
+        raise InvalidRequest(
+            "an earlier item of the same key is held by this lease and not settled; complete that item first, or in the same call"
+        )
     records: list[Record] = [Completed(command.lease, from_offsets(good)), *follow_up_records(state, command.follow_ups)] if good else []
     return _with_answer(command, records, Settled(len(good) + repeated, refused, early))
 
@@ -129,7 +132,7 @@ def _refuse_partial(command: CompleteLeased, refused: list[int]) -> None:
 def decide_retry(state: State, command: RetryLeased, now: Moment, blocks: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
     reason = validate_retry(command)
-    if (known := _answered(state, command, now)) is not None:
+    if (known := _remembered_answer(state, command, now)) is not None:
         return [], known
     lease, chosen, refused, early = _leased_items(state, now, command.lease, command.offsets)
     returned, expired, exhausted = [], [], []
@@ -153,7 +156,7 @@ def decide_retry(state: State, command: RetryLeased, now: Moment, blocks: BlockS
 
 def decide_bury(state: State, command: BuryLeased, now: Moment, blocks: BlockSource) -> tuple[list[Record], Settled]:
     _validate(command)
-    if (known := _answered(state, command, now)) is not None:
+    if (known := _remembered_answer(state, command, now)) is not None:
         return [], known
     lease, chosen, refused, early = _leased_items(state, now, command.lease, command.offsets)
     keep_later = command.keep_later_items and not parks_key(state.policy)
@@ -165,7 +168,7 @@ def decide_bury(state: State, command: BuryLeased, now: Moment, blocks: BlockSou
 
 def decide_extend(state: State, command: ExtendLease, now: Moment, blocks: BlockSource) -> tuple[list[Record], Settled]:
     validate_extend(command)
-    if (known := _answered(state, command, now)) is not None:
+    if (known := _remembered_answer(state, command, now)) is not None:
         return [], known
     lease = state.leases.live.get(command.lease) if command.after_deadline else _live_lease(state, command.lease, now)
     if lease is None:
@@ -187,7 +190,7 @@ def decide_complete_unleased(
 ) -> tuple[list[Record], ItemCount | AskAgain]:
     check_name("consumer", command.consumer)
     chosen = [offset for offset in sorted(set(command.offsets)) if state.state_of(offset) is ItemState.READY]
-    if command.only_lease_expired:  # an item that another consumer completed and a seek made ready again must be handled again
+    if command.only_lease_expired:  # not items that are ready for another reason, for example after a seek
         chosen = [offset for offset in chosen if (known := state.failures.get(offset)) is not None and known.reason == LEASE_EXPIRED]
     if not chosen:
         return [], ItemCount(0)
@@ -198,7 +201,7 @@ def decide_complete_unleased(
 
 
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
-    """Add the record of the answer if the request has an id and may be repeated."""
+    """Add the record of the answer if the request has an id, so that it may be repeated, and changed something."""
     if command.request is not None and records:
         records.append(RequestAnswered(command.request, answer.done, command.lease, answer.refused, answer.early))
     return records, answer
@@ -212,7 +215,8 @@ def _validate(command: CompleteLeased | RetryLeased | BuryLeased) -> None:
     check_request(command.request)
 
 
-def _answered(state: State, command: Settle, now: Moment) -> Settled | None:
+def _remembered_answer(state: State, command: Settle, now: Moment) -> Settled | None:
+    """What the same request was answered before; None if it is new or forgotten."""
     if command.request is None:
         return None
     known = state.requests.get(command.request, now.elapsed)
@@ -262,7 +266,7 @@ def _divide(lease: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[in
     return [offset for offset in good if offset not in early], refused, sorted(early)
 
 
-def _repeated(state: State, number: int, wanted: Sequence[int]) -> Settled:
+def _answer_under_ended_lease(state: State, number: int, wanted: Sequence[int]) -> Settled:
     """The answer to a `complete` under an ended lease: items that it completed count, others are refused."""
     past_deadline = state.leases.live.get(number)
     if past_deadline is not None:
@@ -347,7 +351,8 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
 
 
 def _return_later_items(state: State, lease: LiveLease, returned: list[int], now: Moment) -> None:
-    """Return later items of units to their lines, the last first. If its ttl has ended, an item is due at once."""
+    """Return later items of units to their lines, the last first. An item whose ttl has passed gets a
+    timer that buries it at once."""
     chosen = set(offsets(returned))
     for offset in [offset for offset in lease.open_items if offset in chosen][::-1] if chosen else ():
         lane, key = lease.close(offset)
@@ -448,7 +453,7 @@ def apply_buried(state: State, record: Buried, now: Moment) -> None:
 
 
 def _bury_waiting(state: State, record: Buried, now: Moment) -> None:
-    """Bury items that are not leased: take them out of their lane, calendar or key line."""
+    """Bury items that are not leased: take them out of their lane, schedule or key line."""
     chosen = offsets(record.runs)
     for offset, key in zip(chosen, unpack_keys_or_none(record.keys, len(chosen)), strict=True):
         remove_from_line(state, offset, key, park=record.park)

@@ -1,7 +1,7 @@
 """Streaming queries that consume (consume=true): the items of a micro-batch are completed after Spark committed it.
 
 Owns: `ConsumingReader` and `settle`. The queue's owner leases items to the stream in grants, numbered from 1
-(broker/streams.py). An offset of the stream is its id and the number of its last completed grant:
+(broker/streams.py). An offset of the stream is its id and the number of the last grant that it covers:
     {"incarnation": "5f0c…", "stream": "c0ffee…", "grant": 17}
 Spark calls `latestOffset` only after the micro-batch before is in its commit log, and also after the last micro-batch
 of a run; that call completes the grant. A batch that Spark repeats after a crash reads the same grant, so the same
@@ -181,7 +181,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch. When Spark repeats one after a crash, this is the first call of the process."""
         last = self._check_queue(end)
         first = parse_consume_position(start)
-        begins = first.grant if first.stream == last.stream else 0  # a repeated first batch has a new initialOffset
+        begins = (
+            first.grant if first.stream == last.stream else 0
+        )  # after a restart Spark gives the first batch a start of another stream id
         incarnation = int(last.incarnation, 16)
         runs: dict[int, RunSet] = {}
         with self._home() as home:
@@ -189,7 +191,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for partition, _, leased in home.call(ReadGrant(queue=incarnation, stream=last.stream, number=number)).leases:
                     runs.setdefault(partition, RunSet()).add_all(leased)
         if self._heartbeat is None:  # the process restarted: the right could expire during this batch
-            self._call_as_consumer(last, self._renewal(last, again=begins))
+            self._call_as_consumer(last, self._renewal(last, reset_after=begins))
             self._start_heartbeat(last)
         parts = split({partition: found.runs for partition, found in runs.items()}, self._options.min_partitions)
         return [StreamTask(incarnation, part) for part in parts]
@@ -244,9 +246,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._heartbeat, self._renewed = Heartbeat(renew, self._timeout / 3 / SECOND), position
             self._handle_sigterm()
 
-    def _renewal(self, position: ConsumePosition, again: int | None = None) -> RenewStream:
+    def _renewal(self, position: ConsumePosition, reset_after: int | None = None) -> RenewStream:
         return RenewStream(
-            queue=int(position.incarnation, 16), stream=position.stream, run=self._run, timeout=self._timeout, reset_after=again
+            queue=int(position.incarnation, 16), stream=position.stream, run=self._run, timeout=self._timeout, reset_after=reset_after
         )
 
     def _stop_heartbeat(self, wait: float | None = None) -> None:
@@ -343,7 +345,7 @@ def settle(
     if "id" not in df.columns:
         raise InvalidRequest(f"the DataFrame has no column 'id' to settle by; keep it when you select: it has {', '.join(df.columns)}")
     if action not in ("retry", "bury"):
-        raise InvalidRequest(f"there is no way {action!r} to settle; use 'retry' or 'bury'")
+        raise InvalidRequest(f"action is {action!r}; give 'retry' or 'bury'")
     roots, wait = require_directories(parse_broker(os.fspath(broker))), duration(delay, "delay")
     why = (F.lit(reason) if isinstance(reason, str) else reason).cast("string")
     rows = df.select(F.col("id"), F.coalesce(why, F.lit("")).alias("reason"))

@@ -155,3 +155,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 ERRORS_BY_CODE: dict[str, type[PenstockError]] = {kind.code: kind for kind in PenstockError.__subclasses__()}
+
+
+def caused_by_bug(error: BaseException) -> OutcomeUnknown:
+    """What a caller gets whose request failed because of a bug in Penstock."""
+    why = f"this failed because of a bug ({type(error).__name__}: {error}), and it is not known what was done"
+    return OutcomeUnknown(f"{why}; please report it")

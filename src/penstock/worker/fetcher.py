@@ -28,7 +28,7 @@ from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
 HORIZON, FAR = 50 * MILLISECOND, 400 * MILLISECOND
-"""How far ahead items are leased. The horizon grows to FAR while the buffer runs empty because leases take long."""
+"""How far ahead items are leased. It grows to FAR while the buffer runs empty because lease operations are slow."""
 FAST = 1_000 / SECOND
 """Items per microsecond. Below this rate the horizon does not grow."""
 MAX_BUFFERED = 8_000
@@ -132,7 +132,7 @@ class Fetcher:
         self._settler = settler
         self._counters = counters
         self._fail = fail
-        """Called when the queue cannot be reached any more."""
+        """Called with the error that ended this thread."""
         self._rate_limit = rate_limit
         self._unhandled = UnhandledKindDelay(random_fraction)
         self._wakeup = WakeUp()
@@ -140,8 +140,8 @@ class Fetcher:
         self._dry = False
         """The last lease operation gave fewer items than were wanted."""
         self._pause = FIRST_PAUSE
-        self._lease_duration = MIN_LEASE_TIMEOUT
-        """The duration of the last lease."""
+        self._lease_timeout = MIN_LEASE_TIMEOUT
+        """The timeout of the last lease."""
         self._asked_at = 0
         self._leased = 0
         self._rate = 0.0
@@ -231,7 +231,7 @@ class Fetcher:
         return min(room, max(PORTION, ahead // 4)) if room > ahead // 2 else 0
 
     def _room_by_partition(self, free: int, waiting: int, ahead: int, batch: int) -> int:
-        """As `_room`, with a limit per partition. Each lease is small and comes from another partition.
+        """As `_room`, with a limit per partition. Leases are small, so that they come from several partitions.
 
         Items over the limit of their partition wait in the buffer.
         """
@@ -265,8 +265,8 @@ class Fetcher:
         if not self._dry:
             results = self.source.lease(self._operation(want, 0))
         if not results:
-            # Wait at most half the duration of a lease: a lease granted during the wait can still be extended after it.
-            results = self._wait_for(self._operation(want, self._lease_duration // 2))
+            # Wait at most half a lease timeout, so that a lease granted early in the wait has half its time left.
+            results = self._wait_for(self._operation(want, self._lease_timeout // 2))
         self._dry = sum(result.granted.count for result in results) < want
         return results
 
@@ -294,7 +294,7 @@ class Fetcher:
 
     def _buffer_items(self, result: LeaseResult) -> None:
         lease = WorkerLease(self.source, self._settler, result, self._asked_at)
-        self._lease_duration = max(MIN_LEASE_TIMEOUT, round(result.seconds * SECOND))
+        self._lease_timeout = max(MIN_LEASE_TIMEOUT, round(result.seconds * SECOND))
         self._leased += lease.unsettled
         self._counters.add("leased", lease.unsettled, self.source.now())
         self._settler.leases.add(lease)
