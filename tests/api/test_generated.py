@@ -48,7 +48,7 @@ def test_a_stale_file_is_found_and_written_anew(copied: Path) -> None:
     written = target.read_text()
     target.write_text(written.replace("def produce(", "def produce_one(", 1))
     done = unasync(copied, "--check")
-    assert (done.returncode, "api/_sync/queue.py is not what" in done.stderr) == (1, True)
+    assert (done.returncode, "api/_sync/queue.py is not up to date" in done.stderr) == (1, True)
     (target.parent / "left_over.py").touch()
     assert unasync(copied).returncode == 0
     assert target.read_text() == written

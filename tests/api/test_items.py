@@ -282,7 +282,7 @@ def test_a_value_that_is_null_is_decoded_once_too() -> None:
 
 def test_a_damaged_payload_can_still_be_taken_as_bytes() -> None:
     item = alone(Batch([b"{"], encodings=["json"]))
-    with pytest.raises(InvalidRequest, match=r"; take its bytes from `\.payload`$"):
+    with pytest.raises(InvalidRequest, match=r"; read its bytes from `\.payload`$"):
         _ = item.value
     assert item.payload == b"{"
 

@@ -367,9 +367,7 @@ def test_a_batch_that_is_done_with_cannot_be_repeated(queue: Queue, start: Any) 
     stream.batch()
     first = stream.at
     stream.batch()
-    with pytest.raises(
-        InvalidRequest, match=r"grant 1 of the stream \w+ is not there \(any more\); start the stream with a new checkpoint"
-    ):
+    with pytest.raises(InvalidRequest, match=r"grant 1 of the stream \w+ does not exist any more; start the stream with a new checkpoint"):
         start().between(begin, first)
 
 
