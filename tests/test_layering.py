@@ -1,7 +1,6 @@
 """Checks of the source: which layer may import which, where time and random numbers come from, how long a file may be.
 
-The rules are DESIGN §11 and STYLE's habits. When a test fails, change the source, not the list, unless an ADR says
-otherwise.
+When a test fails, change the source, not the list, unless an ADR says otherwise.
 """
 
 import ast

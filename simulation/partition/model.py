@@ -1,4 +1,4 @@
-"""The rules of one partition (DESIGN §3 and §4), implemented a second time as simply as possible.
+"""The rules of one partition, implemented a second time as simply as possible.
 
 Owns: `PartitionModel`: one plain object per item, lists and loops, O(n) everywhere. Read order.py (which item is next)
 and model_state.py (the state) first.

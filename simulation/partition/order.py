@@ -1,4 +1,4 @@
-"""The order of a partition's items (DESIGN §4): which items may be leased next.
+"""The order of a partition's items: which items may be leased next.
 
 Owns: `ModelItem` and the functions about order. They keep nothing and look at all items each time, O(n).
 Where the rules do not say which of two items is first, because they became ready close together, both are allowed.

@@ -1,6 +1,6 @@
 """The hashes of keys and ids: from a key to its key id and slot, the same in Python and in Spark SQL.
 
-Owns: the routing hash of DESIGN §4. In Spark SQL a slot is `xxhash64(lit('penstock.slot'), key) & 16383`.
+Owns: the hash that gives a key its slot. In Spark SQL a slot is `xxhash64(lit('penstock.slot'), key) & 16383`.
 The whole 64-bit hash is the *key id*, by which a partition tells keys apart without storing their bytes. Two keys with
 the same id (one pair in 2**64) are handled as one key: slower, but never wrong. See docs/adr/0003.
 """
