@@ -62,7 +62,7 @@ def produce_sample(part: Partition) -> float:
 
 def drain_sample(part: Partition) -> float:
     """Microseconds per item to lease a batch, read its payloads and complete it, without cached frames."""
-    part._frames.clear()
+    part._items.clear()
 
     def once() -> None:
         granted = lease(part, BATCH)
@@ -117,7 +117,7 @@ def memory_mb(work: Callable[[Partition], object], root: Path, policy: Policy | 
     gc.collect()
     tracemalloc.start()
     work(part)
-    part._frames.clear()  # caches have a fixed limit and are not measured
+    part._items.clear()  # caches have a fixed limit and are not measured
     part._blocks.clear()
     gc.collect()
     held, _ = tracemalloc.get_traced_memory()

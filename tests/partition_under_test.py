@@ -270,8 +270,8 @@ class PartitionUnderTest:
 
     def fence(self, *keys: str, source: int = 3, mark: int = 100, version: int = 0) -> int:
         """Add a fence for the slots of these keys, moved here from `source`; returns its number."""
-        barrier = FenceSpec(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
-        self._turn(AddFences(version or self.wrapped.state.fence_version + 1, [barrier]))
+        spec = FenceSpec(0, source, mark, 0, pack_slots({routing.slot(key.encode()) for key in keys}))
+        self._turn(AddFences(version or self.wrapped.state.fence_version + 1, [spec]))
         return self.wrapped.state.fences_given
 
     def narrow(self, fence: int, *keys: str) -> int:

@@ -12,7 +12,7 @@ import penstock
 from penstock.api.options import QueueOptions
 from penstock.logs import columns
 from penstock.rules.item_states import diagram
-from penstock.rules.records import LaneTake, LineTake, StateRecord
+from penstock.rules.records import FenceSpec, LaneTake, LineTake, StateRecord
 from penstock.words.limits import Policy
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ def test_the_table_of_records_is_that_of_the_code() -> None:
     told = re.findall(r"^\| (\d+) \| (\w+) \| ([a-z_, ]+) \|$", FORMAT, re.MULTILINE)
     real = [(str(kind.__struct_config__.tag), kind.__name__, ", ".join(kind.__struct_fields__)) for kind in get_args(StateRecord)]
     assert told == sorted(real, key=lambda row: int(row[0]))
-    for kind in (LaneTake, LineTake, Policy):
+    for kind in (LaneTake, LineTake, FenceSpec, Policy):
         assert f"`[{', '.join(kind.__struct_fields__)}]`" in FORMAT, kind.__name__
 
 

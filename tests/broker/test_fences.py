@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.loop.resize import merge_barriers
+from penstock.loop.resize import merge_fence_specs
 from penstock.rules.fences import pack_slots, unpack_slots
 from penstock.rules.records import FenceSpec, pack_keys, unpack_keys
 from tests.broker.broker_under_test import BrokerUnderTest
@@ -34,10 +34,10 @@ BARRIERS = st.lists(
 )  # fmt: skip
 
 
-def mark(barriers: list[FenceSpec], source: int, since: int, key: int) -> int:
+def mark(specs: list[FenceSpec], source: int, since: int, key: int) -> int:
     """How far a key of that place waits for a source; 0: not at all."""
     found = [0]
-    for one in barriers:
+    for one in specs:
         covers = key in unpack_keys(one.keys) if one.slots is None else key & 16383 in unpack_slots(one.slots)
         if (one.source, one.since) == (source, since) and covers:
             found.append(one.mark)
@@ -45,11 +45,11 @@ def mark(barriers: list[FenceSpec], source: int, since: int, key: int) -> int:
 
 
 @given(BARRIERS)
-def test_merged_fences_hold_what_all_of_them_held(barriers: list[FenceSpec]) -> None:
-    fewer = merge_barriers(barriers)
+def test_merged_fences_hold_what_all_of_them_held(specs: list[FenceSpec]) -> None:
+    fewer = merge_fence_specs(specs)
     for source in range(4):
         for since in (-1, 0, 4):
             for key in (*range(6), *((1 << 14) + n for n in range(6))):
-                assert mark(fewer, source, since, key) == mark(barriers, source, since, key)
+                assert mark(fewer, source, since, key) == mark(specs, source, since, key)
     named = [(one.source, one.since, slot) for one in fewer if one.slots is not None for slot in unpack_slots(one.slots)]
     assert len(named) == len(set(named))

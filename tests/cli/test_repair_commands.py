@@ -41,7 +41,7 @@ def test_sound_logs(orders_cli: CommandLine) -> None:
     assert found["sound"] and [log["partition"] for log in found["logs"]] == [0, 1]
     assert len(orders_cli.json("verify", "orders", "--partition", "1")["logs"]) == 1
     assert orders_cli.out("repair") == "nothing needs repair"
-    assert orders_cli.json("repair")["mended"] == 0
+    assert orders_cli.json("repair")["repaired"] == 0
 
 
 def order_of(terminal: CommandLine, queue: str) -> str:
@@ -70,9 +70,9 @@ def test_damage_is_found_and_repaired(damaged: CommandLine) -> None:
 
 
 def test_repair_of_one_queue_as_json(damaged: CommandLine) -> None:
-    assert damaged.json("repair", "orders")["mended"] == 0
+    assert damaged.json("repair", "orders")["repaired"] == 0
     found = damaged.json("repair", "orders.dead", "--partition", "0", "--discard", "--yes")
-    assert found["mended"] == 1 and found["failed"] == 0
+    assert found["repaired"] == 1 and found["failed"] == 0
     assert found["logs"][0]["changed"] and found["logs"][0]["copies"] == []
 
 

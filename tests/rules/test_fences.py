@@ -14,14 +14,14 @@ from tests.partition_under_test import PartitionUnderTest, items, key_id, slot
 
 
 def test_a_version_of_the_slot_map_is_applied_once(partition: PartitionUnderTest) -> None:
-    barriers = [FenceSpec(0, 3, 10, 0, pack_slots([1])), FenceSpec(0, 4, 20, 0, pack_slots([2, 3]))]
-    assert partition.wrapped.run(AddFences(5, barriers)) == ItemCount(2)
+    specs = [FenceSpec(0, 3, 10, 0, pack_slots([1])), FenceSpec(0, 4, 20, 0, pack_slots([2, 3]))]
+    assert partition.wrapped.run(AddFences(5, specs)) == ItemCount(2)
     assert partition.wrapped.run(AddFences(6, [])) == ItemCount(0)
     partition.wrapped.commit()
     partition.kill()
     before = base.dump(partition.wrapped.state)
     for version in (4, 5, 6):
-        assert partition.wrapped.run(AddFences(version, barriers, [(bytes(16), SECOND, 1)])) == ItemCount(0)
+        assert partition.wrapped.run(AddFences(version, specs, [(bytes(16), SECOND, 1)])) == ItemCount(0)
     assert base.dump(partition.wrapped.state) == before
     fences = list(partition.wrapped.state.keys.fences)
     assert [(one.number, one.source, one.mark, one.since) for one in fences] == [(1, 3, 10, 0), (2, 4, 20, 0)]

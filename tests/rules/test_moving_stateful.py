@@ -153,10 +153,10 @@ class TransferModel(PartitionModel):
             assert answer == c.ItemCount(0), f"a version was taken twice: {answer}"
             return
         self.version = max(command.version, self.version)
-        for barrier in command.fences:
+        for spec in command.fences:
             self.given += 1
-            since = max(0, barrier.since or len(self.items))
-            self.fences.append(ModelFence(self.given, since, set(unpack_slots(barrier.slots or b"")), set()))
+            since = max(0, spec.since or len(self.items))
+            self.fences.append(ModelFence(self.given, since, set(unpack_slots(spec.slots or b"")), set()))
         for digest, left, number in command.dedup_ids:
             if self.dedups.get(digest, (0, 0))[0] <= now.elapsed:
                 self.dedups[digest] = (now.elapsed + left, number)
@@ -261,10 +261,10 @@ class TransferStateMachine(RulesStateMachine):
         names = draw(SOME_NAMES)
         groups = draw(st.sampled_from([[names], [[name] for name in names]]))
         since = draw(st.sampled_from([0, 0, 0, -1, 2]))
-        barriers = [FenceSpec(0, 3, 9, since, pack_slots(set(map(routing.slot, group)))) for group in groups]
+        specs = [FenceSpec(0, 3, 9, since, pack_slots(set(map(routing.slot, group)))) for group in groups]
         known = draw(st.sampled_from([[], [(bytes(16), 1 * MINUTE, ids.foreign_number(3, 5))]]))
         new = self.model.version + 1
-        version, raised = draw(st.sampled_from([(new, barriers), (new, barriers), (max(1, new - 1), barriers), (0, [])]))
+        version, raised = draw(st.sampled_from([(new, specs), (new, specs), (max(1, new - 1), specs), (0, [])]))
         self._tell(c.AddFences(version, raised, known))
 
     def _do_narrow(self, draw: Draw) -> None:

@@ -105,8 +105,8 @@ def test_only_a_narrowed_fence_is_lifted_and_none_narrows_twice(partition: Parti
 
 
 def test_a_fence_may_cover_only_keys_from_the_beginning(partition: PartitionUnderTest) -> None:
-    barrier = FenceSpec(0, 3, 10, 0, None, pack_keys([key_id("a")]))
-    partition.wrapped.run(AddFences(1, [barrier]))
+    spec = FenceSpec(0, 3, 10, 0, None, pack_keys([key_id("a")]))
+    partition.wrapped.run(AddFences(1, [spec]))
     partition.produce("1", "2", keys=["a", A2])
     assert partition.lease_texts() == ["2"]
     partition.lift(1, "a")

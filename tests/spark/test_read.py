@@ -133,7 +133,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"startingOffsets": '{"0": 99999}'}, "startingOffsets gives partition 0 the offset 99999, which is in the future; it ends at"),
     ({"endingOffsets": '{"7": 0}'}, r"endingOffsets names partition 7; queue 'orders' has \[0, 1, 2\]"),
 ]
-"""One of each kind; the others are refused in the same places (test_tables.py, test_options.py)."""
+"""One of each kind; the others are refused in the same places (test_queue_tables.py, test_options.py)."""
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])

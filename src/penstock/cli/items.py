@@ -172,7 +172,9 @@ def release(session: CommandContext, queue: QueueArgument, key: Annotated[str, t
     """Release a parked key, so that its waiting items become ready. The buried items stay buried."""
     with session.broker() as broker:
         free = broker.queue(queue).release(key)
-    session.print_answer({"queue": queue, "key": key, "released": free}, f"{text_output.format_count(free, 'item')} released")
+    session.print_answer(
+        {"queue": queue, "key": key, "released": free}, f"key released; {text_output.format_count(free, 'buried item')} stay buried"
+    )
 
 
 def _key(key: bytes) -> str:

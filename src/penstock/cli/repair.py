@@ -133,7 +133,7 @@ def repair(
     changed = [(log, report) for log, report in found if isinstance(report, RepairReport) and report.changed]
     lines = [line for log, report in changed for line in _repair_lines(log, report)]
     lines += [f"! {log.queue} {log.partition} cannot be repaired: {_why(report)}" for log, report in failed]
-    document = {"mended": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
+    document = {"repaired": len(changed), "failed": len(failed), "logs": [_document(*one) for one in found]}
     session.print_answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs repair"]))
     if failed:
         raise typer.Exit(NEGATIVE)

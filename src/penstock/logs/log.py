@@ -125,7 +125,7 @@ class LogRange(NamedTuple):
 
 
 class ReadableLog(Protocol):
-    """What can be done with a log without owning it. It takes no lock."""
+    """What can be read from a log, by its owner or by a reader that takes no lock."""
 
     @property
     def incarnation(self) -> int: ...
@@ -168,7 +168,7 @@ class ReadableLog(Protocol):
         """The first offset of the first DATA frame written at or after a wall time; the next offset if there is none.
 
         If the wall clock was set back, a later frame than the first one may be found: a segment, or a step of its
-        index, is skipped when its last frame is too early.
+        index, is skipped when its last frame is too early. What is found was written at or after that time in any case.
         """
         ...
 

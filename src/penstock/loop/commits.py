@@ -110,8 +110,8 @@ class CommitTracker(PartitionSet):
             self.uncommitted_answers.popleft()
 
     def _expires(self, request: Request) -> int:
-        """When a request is answered although a partition is in I/O: at its deadline, or SLOW_AFTER from now; 0:
-        never.
+        """When a request is answered although a partition is in I/O: at its deadline, but not before SLOW_AFTER from
+        now; 0: never.
         """
         until = request.deadline if isinstance(request, requests.LeaseRequest) else request.give_up_at
         return max(until, self.now + SLOW_AFTER) if until or isinstance(request, requests.LeaseRequest) else 0

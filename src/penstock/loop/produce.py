@@ -45,7 +45,7 @@ class ProduceStep:
         self.max_bytes = 0
 
     def run(self, request: requests.ProduceRequest) -> None:
-        """Store the items, or let the request wait for room."""
+        """Store the items, or let the request wait for room, after those that wait already."""
         if request.sequence:  # of a published write, which is on this disk already: limits do not apply
             self._check_not_paused()
             self._store_all(request)

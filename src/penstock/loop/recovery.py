@@ -22,7 +22,10 @@ from penstock.words.ids import format_id
 
 
 def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
-    """What to add to the machine's elapsed time to get the partition's; and whether the machine rebooted."""
+    """What to add to the machine's elapsed time to get the partition's, and whether the machine rebooted.
+
+    The partition's time continues over restarts and never goes back.
+    """
     if state.epoch == 0:
         return -raw.elapsed, False
     if state.boot_id == boot:

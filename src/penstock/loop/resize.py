@@ -180,7 +180,7 @@ class ResizeStep:
                 self._partitions.request_open(source)
         if not all(source is not None and source.is_usable and source.usable_partition.is_committed for source in sources):
             return False
-        barriers: list[FenceSpec] = []
+        specs: list[FenceSpec] = []
         adopted: list[tuple[bytes, int, int]] = []
         left_at = self._departure_marks(handle.number, change)
         for move, source in zip(arriving, sources, strict=True):
@@ -193,12 +193,12 @@ class ResizeStep:
             )  # of other slots all items here were resolved; items made ready by seek since then must wait
             left = {slot: mark if slot in awaited else 0 for slot, mark in left_at.items()}
             whole = FenceSpec(0, source.number, change.marks.get(source.number, known.next_offset), 0, pack_slots(move.slots))
-            for barrier in (whole, *inherited(known, move)):
-                barriers += split_by_departure_mark(barrier, left)
+            for spec in (whole, *inherited(known, move)):
+                specs += split_by_departure_mark(spec, left)
             adopted += self._dedups(source, change).get(handle.number, ())
         for start in range(0, len(adopted), DEDUPS_PER_RECORD):
             self._partitions.run(handle, commands.AddFences(0, [], adopted[start : start + DEDUPS_PER_RECORD]))
-        self._partitions.run(handle, commands.AddFences(change.version, merge_barriers(barriers)))
+        self._partitions.run(handle, commands.AddFences(change.version, merge_fence_specs(specs)))
         return True
 
     def _departure_marks(self, number: int, until: SlotMapChange) -> dict[int, int]:
@@ -369,18 +369,18 @@ class ResizeStep:
         ]
 
 
-def split_by_departure_mark(barrier: FenceSpec, left: Mapping[int, int]) -> list[FenceSpec]:
+def split_by_departure_mark(spec: FenceSpec, left: Mapping[int, int]) -> list[FenceSpec]:
     """Divide a fence by the marks at which its slots left the partition that they return to; 0 for other slots."""
     if not left:
-        return [barrier]
+        return [spec]
     groups: dict[int, tuple[list[int], list[int]]] = {}
-    for slot in unpack_slots(barrier.slots) if barrier.slots is not None else ():
+    for slot in unpack_slots(spec.slots) if spec.slots is not None else ():
         groups.setdefault((left[slot] or -1) if slot in left else 0, ([], []))[0].append(slot)
-    for key in unpack_keys(barrier.keys):
+    for key in unpack_keys(spec.keys):
         slot = key & SLOT_MASK
         groups.setdefault((left[slot] or -1) if slot in left else 0, ([], []))[1].append(key)
     return [
-        FenceSpec(0, barrier.source, barrier.mark, since, None if barrier.slots is None else pack_slots(slots), pack_keys(keys))
+        FenceSpec(0, spec.source, spec.mark, since, None if spec.slots is None else pack_slots(slots), pack_keys(keys))
         for since, (slots, keys) in sorted(groups.items())
     ]
 
@@ -412,17 +412,17 @@ def inherited(source: State, move: Move) -> list[FenceSpec]:
     return found
 
 
-def merge_barriers(barriers: Sequence[FenceSpec]) -> list[FenceSpec]:
+def merge_fence_specs(specs: Sequence[FenceSpec]) -> list[FenceSpec]:
     """Merge fences: of each slot and key only the highest mark of a source counts.
 
     Else repeated resizes over the same backlog would double the inherited fences each time.
     """
     slots: dict[tuple[int, int], dict[int, int]] = {}
     keys: dict[tuple[int, int], dict[int, int]] = {}
-    for barrier in barriers:
-        kind, found = (keys, unpack_keys(barrier.keys)) if barrier.slots is None else (slots, unpack_slots(barrier.slots))
-        marks = kind.setdefault((barrier.source, barrier.since), {})
-        raise_marks(marks, found, barrier.mark)
+    for spec in specs:
+        kind, found = (keys, unpack_keys(spec.keys)) if spec.slots is None else (slots, unpack_slots(spec.slots))
+        marks = kind.setdefault((spec.source, spec.since), {})
+        raise_marks(marks, found, spec.mark)
     for group, marks in keys.items():
         whole = slots.get(group, {})
         keys[group] = {key: mark for key, mark in marks.items() if mark > whole.get(key & SLOT_MASK, -1)}

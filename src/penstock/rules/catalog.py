@@ -2,7 +2,8 @@
 
 Owns: `QueueEntry` and `CatalogState`; the catalog's records; the decisions (`create`, `update`, `change_partitions`,
 `delete`, …), each of which reads the state and returns records (none if nothing changes) or raises; `apply`; `dump` and
-`load` for a Base. Records are like those of records.py, with their own tags. Times are wall microseconds.
+`load` for a Base. Records are like those of records.py, with their own tags. Times are wall microseconds,
+durations microseconds.
 Invariants
 - a name belongs to one queue at a time, an incarnation to one queue for ever; a partition number is given once;
 - as long as a queue names a dead queue, that queue exists and has no dead queue of its own;

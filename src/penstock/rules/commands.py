@@ -54,7 +54,8 @@ class FollowUpBatch(msgspec.Struct, gc=False):
 
 
 class CompleteLeased(msgspec.Struct, gc=False):
-    """Complete items of a lease; None: all open ones. With follow-ups, all the items are completed or none."""
+    """Complete items of a lease; None: all open ones. With follow-ups, everything is done or nothing: all items are
+    completed and all follow-ups produced."""
 
     lease: int
     offsets: Sequence[int] | None = None

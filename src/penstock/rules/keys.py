@@ -262,7 +262,7 @@ class KeyLines:
             del self.by_key[key]
 
     def pass_over(self, key: int, extent: Extent) -> None:
-        """Put items into the line of their key."""
+        """Put items into the line of their key; if nothing holds the key, they can be leased at once."""
         line = self.line(key)
         before = line.waiting.first.start if line.waiting else None
         line.push(extent)

@@ -2,7 +2,7 @@
 
 Owns: `BrokerRoots`, `parse_broker`, `open_home` and `open_snapshot`. Driver and tasks are different processes, perhaps
 on different machines. `BrokerRoots` is plain data that is sent to them; each process opens its own home. A broker's
-directory must have the same path on every node. No other module of this package opens a broker's home.
+directory must have the same path on every node. (Jobs that must own the broker open it in jobs/owner_client.py.)
 """
 
 import json

@@ -87,7 +87,7 @@ class StagedWriteClient:
             raise
 
     def publish(self, write: str, destination: Destination, order: SortOrder, source: str, number: int, files: Sequence[PartFile]) -> bool:
-        """Publish the part files, all or none, once for each source and number. False: it was published before."""
+        """Publish the part files, all or none, once for each source and number. False: it was published and waits."""
         if order.columns:
             files = self._merged(write, destination, order, files)
         parts = [StagedPart(file.name, len(file.frames), file.items) for file in files]

@@ -66,7 +66,7 @@ class QueueBusy(PenstockError):
 
 
 class QueueFull(PenstockError):
-    """A limit of the queue is reached; wait until items are completed, or raise the limit."""
+    """A limit of the queue is reached; wait until items are completed or buried, or raise the limit."""
 
     code = "queue_full"
     http_status = 429

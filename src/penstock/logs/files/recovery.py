@@ -225,7 +225,7 @@ class Replay:
 
 
 class ReplayStart(NamedTuple):
-    """A position, and whether the state there comes from a checkpoint; otherwise it comes from the frame there."""
+    """A position, and whether the state there comes from a checkpoint; otherwise from the frames there on."""
 
     start: ReplayPosition
     at_checkpoint: bool

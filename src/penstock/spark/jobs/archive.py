@@ -116,8 +116,7 @@ def archive(
 
     table: items, or events.
     cursor: the name of the cursor that makes retention keep what is not archived; the archive's own unless given, ""
-    for
-        none. Release it (`queue.cursor(name).release()`) when an archive is abandoned or moved.
+        for none. Release it (`queue.cursor(name).release()`) when an archive is abandoned or moved.
     checkpoint: the folder of Spark's checkpoint; in the archive unless given. If it is lost, the manifest replaces it.
     max_items_per_batch: of one micro-batch; a million unless given.
     fail_on_data_loss: raise an error if retention removed items that were not archived yet; if False, leave them out.

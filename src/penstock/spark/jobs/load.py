@@ -76,9 +76,9 @@ def load(
     kind: the kind of all items.
     schema: columns and types, as in SQL; rows that do not fit are malformed. Without it all values of CSV are text.
     order_by: columns that give the order of the items of a key, such as "ts, seq desc"; else their order is not
-    defined. quarantine: a folder for rows that cannot be items. `load=<id>/` in it gets JSON lines of raw row, file,
-    reason and
-        detail.
+        defined.
+    quarantine: a folder for rows that cannot be items. `load=<id>/` in it gets JSON lines of raw row, file, reason
+        and detail.
     load_id: identifies the load; derived from the files' names, sizes and times unless given. The other arguments are
         not part of it: to load the same files with another key or other options, give another id.
     options: options of Spark's reader, such as {"sep": ";"}.
