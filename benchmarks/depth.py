@@ -18,7 +18,8 @@ import statistics
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def at_depth(root: Path, depths: list[int], found: dict[str, Any]) -> None:
         found[f"produce_us_at_{depth}"] = statistics.median(produce_sample(part) for _ in range(samples))
         found[f"drain_us_at_{depth}"] = statistics.median(drain_sample(part) for _ in range(samples))
     times = [part.now().wall - random.randrange(10**7) for _ in range(20)]
-    found["seek_by_time_ms"] = 1e3 * statistics.median([seconds(lambda when=when: part.offset_at(when)) for when in times])
+    found["seek_by_time_ms"] = 1e3 * statistics.median([seconds(partial(part.offset_at, when)) for when in times])
     part.close()
     opening(directory, found)
     shutil.rmtree(directory)
@@ -100,14 +101,15 @@ def opening(directory: Path, found: dict[str, Any]) -> None:
     found["open_s_with_checkpoint"] = seconds(reopened)
     (directory / "checkpoint").unlink(missing_ok=True)
     found["open_s_without_checkpoint"] = seconds(reopened)
-    found["bare_read_s"] = seconds(lambda: [bare_read(path) for path in sorted(directory.glob("*.log"))])
+    found["bare_read_s"] = seconds(lambda: bare_read(sorted(directory.glob("*.log"))))
     found["log_mb"] = sum(path.stat().st_size for path in directory.glob("*.log")) / 1e6
 
 
-def bare_read(path: Path) -> None:
-    with path.open("rb", buffering=0) as file:
-        while file.read(1 << 20):
-            pass
+def bare_read(paths: Sequence[Path]) -> None:
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
 
 
 def memory_mb(work: Callable[[Partition], object], root: Path, policy: Policy | None = None) -> float:

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import litequeue
 import persistqueue
@@ -61,7 +62,8 @@ def _persist_queue(root: Path, found: dict[str, list[float]], rate: Rate, payloa
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             queue = persistqueue.SQLiteAckQueue(str(directory), multithreading=False, auto_commit=True)
-        for connection in {queue._putter, queue._getter}:
+        connections: set[Any] = {queue._putter, queue._getter}
+        for connection in connections:
             connection.execute(f"PRAGMA synchronous={level}")
 
         def put() -> None:

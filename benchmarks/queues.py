@@ -160,7 +160,8 @@ def against_the_engine(root: Path, batches: list[list[bytes]], figures: Figures)
 
 def singles(root: Path, payload: bytes, figures: Figures) -> None:
     """One item per call: produce, lease, complete."""
-    for durability, number in (("fsync", SINGLES // 10), ("os", SINGLES)):
+    runs: list[tuple[Durability, int]] = [("fsync", SINGLES // 10), ("os", SINGLES)]
+    for durability, number in runs:
         with queue(root, durability) as target:
             figures[f"{durability}_single_produce"].append(
                 engine.per_second(number, lambda: [target.produce(payload) for _ in range(number)])  # noqa: B023

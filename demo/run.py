@@ -139,7 +139,7 @@ def show(check: LogCheck, result: DemoResult, console: Console) -> bool:
     console.print(
         f"Waiting: half of them less than {waiting.p50:.2f} s, 99 % less than {waiting.p99:.2f} s; handling {handling.p50 * 1000:.0f} ms."
     )
-    passed = check.passed and archive.passed
+    passed: bool = check.passed and archive.passed
     verdict = "Every customer's orders were handled in order; none was lost, none was done twice." if passed else "THE CHECK FAILED"
     console.print(f"[bold]{verdict}[/bold]")
     return passed

@@ -140,6 +140,7 @@ def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
 def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     """What Spark's driver and tasks do, without a JVM. The owner processes its inbox whenever the driver waits."""
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadMaxRows
 
     from penstock.broker.embedded import EmbeddedBroker
     from penstock.broker.inbox_client import InboxClient
@@ -150,7 +151,7 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
 
     owner = EmbeddedBroker.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
-    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.process, **options)  # type: ignore[assignment]
+    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.process, **options)  # type: ignore[attr-defined]
     writes, order = staging.StagedWriteClient(broker_access.parse_broker(folder)), SortOrder.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
@@ -169,7 +170,7 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     offsets = [reader.initialOffset()]
 
     def take() -> None:
-        offsets.append(reader.latestOffset(offsets[-1], consuming_reader.ReadMaxRows(1)))
+        offsets.append(reader.latestOffset(offsets[-1], ReadMaxRows(1)))
 
     yield "a Spark consume: a grant is taken, and the one before completed", record(take)
     reader.stop()
