@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+if "CI" not in os.environ:  # there Hypothesis has such a profile of its own
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
 
 PORTION = 25
 """Seeds per test case: few enough that two workers end at about the same time."""

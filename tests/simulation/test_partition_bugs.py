@@ -61,7 +61,7 @@ def a_reboot_does_not_give_leases_their_full_timeout(patch: Patch) -> None:
 
 @bug
 def a_complete_under_an_ended_lease_is_accepted(patch: Patch) -> None:
-    patch.setattr(settle, "_repeated", lambda state, lease, wanted: Settled(len(wanted)))
+    patch.setattr(settle, "_answer_under_ended_lease", lambda state, lease, wanted: Settled(len(wanted)))
 
 
 @bug

@@ -65,8 +65,9 @@ def run_instruction(item: Item, context: Context) -> None:
 def several(items: list[Item]) -> None:
     for item in items:
         write(item, len(items))
-    if any(item.value["do"] == "some fail" and item.attempts == 1 for item in items):
-        raise Failed({place: "bad" for place, item in enumerate(items) if item.offset % 2})
+    failed = {index: "bad" for index, item in enumerate(items) if item.attempts == 1 and item.offset % 2}
+    if failed:
+        raise Failed(failed)
 
 
 async def awaits(item: Item) -> None:

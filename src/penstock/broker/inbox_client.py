@@ -144,14 +144,16 @@ class InboxClient:
 
     def _ask(self, operation: Operation[A]) -> A:
         inbox, queue, name = self._store.inbox, operation.queue, f"{type(operation).__name__}-{os.urandom(8).hex()}"
-        deadline = self.clock.read().elapsed + self.timeout
         inbox.put_operation(queue, name, _encoded(operation, answer=True))
-        while (raw := inbox.blob(queue, name)) is None:
-            if self.clock.read().elapsed > deadline:
-                raw = self._last_look(queue, name)
-                break
+        deadline = self.clock.read().elapsed + self.timeout
+        raw = None
+        while raw is None:
             self._meanwhile()
-            Event().wait(POLL_SECONDS)
+            raw = inbox.blob(queue, name)
+            if raw is None and self.clock.read().elapsed > deadline:
+                raw = self._last_look(queue, name)
+            elif raw is None:
+                Event().wait(POLL_SECONDS)
         inbox.remove_blob(queue, name)
         reply = msgspec.msgpack.decode(raw, type=RemoteAnswer)
         if reply.refused is not None:
