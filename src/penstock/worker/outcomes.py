@@ -76,7 +76,7 @@ class Failed(Exception):
     failed: a dict from the id or index of each failed item to the reason: a text, or an exception such as `Retry(30)`.
     """
 
-    def __init__(self, failed: Mapping[str | int, str | BaseException]) -> None:
+    def __init__(self, failed: Mapping[Any, str | BaseException]) -> None:  # Any: a Mapping is invariant in its keys
         super().__init__(failed)
         if not isinstance(failed, Mapping):
             raise InvalidRequest(f"failed is {type(failed).__name__}; give a dict from item ids or indexes to reasons")
