@@ -62,7 +62,7 @@ _parts_decoder = msgspec.msgpack.Decoder(list[ProducePart])
 def encode(records: Sequence[Produced], now: Moment) -> Draft:
     """A DATA frame of records whose offsets follow each other."""
     first = records[0]
-    batch = Batch.join([record.batch for record in records])
+    batch = first.batch if len(records) == 1 else Batch.join([record.batch for record in records])
     produce_parts = None
     if len(records) > 1 or first.request is not None or first.source is not None or first.replaced is not None:
         produce_parts = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.replaced) for r in records]
