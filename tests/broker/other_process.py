@@ -142,22 +142,28 @@ def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-def cut_at_each_call(files: SimulatedFiles, work: Callable[[SimulatedFiles], object]) -> Iterator[tuple[SimulatedFiles, bool]]:
+def cut_at_each_call(
+    files: SimulatedFiles, prepare: Callable[[SimulatedFiles], Callable[[], object]], power_cuts: Sequence[bool], step: int = 1
+) -> Iterator[tuple[SimulatedFiles, bool]]:
     """Copies of a disk on which work was cut off in its first file call, its second, …; and whether the work was done
     before.
 
-    It is cut off by a kill, and by power cuts with several random seeds; in the last of each series all was done.
+    prepare: makes a copy ready, and gives the work.
+    power_cuts: for each series of cuts, whether it is made by power cuts or by kills. In the last cut of each series
+        the work was done.
+    step: only every so manyth call; each series begins at another one.
     """
-    for seed, power in ((0, False), (1, True), (2, True), (3, True)):
+    for seed, power in enumerate(power_cuts):
         done = False
-        call = 0
+        call = seed * step // len(power_cuts)
         while not done:
-            call += 1
+            call += step
             disk = files.copy()
             disk._rng = random.Random(1_000 * seed + call)
+            work = prepare(disk)
             disk.fail(disk.calls + call, "halt")
             try:
-                work(disk)
+                work()
                 done = True
             except Halt:
                 pass

@@ -1,6 +1,7 @@
 """Storages of a broker under test: in memory, on a simulated disk, in a real directory.
 
-Owns: `BrokerStorage` and its kinds, which outlive the broker that is opened on them, and `PartlyFailingFiles`.
+Owns: `BrokerStorage` and its kinds, which outlive the broker that is opened on them, and the failing disks
+`PartlyFailingFiles` and `FullDiskFiles`.
 """
 
 import errno
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
-from penstock.logs.files.filesystem import Mode
+from penstock.logs.files.filesystem import Mode, SystemFiles
 from penstock.logs.log import Buffer, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.testing import SimulatedFiles
@@ -51,6 +52,14 @@ class SimulatedStorage(BrokerStorage):
 
     def kill(self) -> None:
         self.files.kill()
+
+
+class FullDiskFiles(SystemFiles):
+    """A real disk that writes only the first bytes of each write."""
+
+    def write(self, handle: int, parts: Any) -> int:
+        os.write(handle, b"some")
+        raise OSError(errno.ENOSPC, "full")
 
 
 class PartlyFailingFiles(SimulatedFiles):

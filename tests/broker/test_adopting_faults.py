@@ -2,22 +2,21 @@
 
 import copy
 import errno
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
 from penstock.broker.inbox import InboxProcessor
 from penstock.broker.partition_layout import KEPT_MAPS
 from penstock.logs.store import write_name
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
 from tests.broker.crashes import disk_after
-from tests.broker.other_process import OtherProcess, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import OtherProcess, cut_at_each_call, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 KEYS = [f"key-{number}" for number in range(8)]
@@ -58,33 +57,24 @@ def cut_at_every_call(dedup: bool, step: int, between: Callable[[BrokerUnderTest
     `between` is done, if given, by a broker that leaves the inbox alone: the adoption is still in the middle.
     """
     files, clock = disk_with_two_writes(dedup)
-    for seed, power in ((0, True), (1, False), (2, True)):
-        done, call = False, seed * step // 3
-        while not done:
-            call += step
-            disk, now = files.copy(), copy.deepcopy(clock)
-            disk._rng = random.Random(1_000 * seed + call)
-            disk.fail(disk.calls + call, "halt")
-            try:
-                BrokerUnderTest(SimulatedStorage(disk), clock=now)
-                done = True
-            except Halt:
-                pass
-            disk.clear_faults()
-            if power:
-                disk.crash()
-            else:
+    now = clock
+
+    def open_again(disk: SimulatedFiles) -> Callable[[], object]:
+        nonlocal now
+        now = copy.deepcopy(clock)
+        return partial(BrokerUnderTest, SimulatedStorage(disk), clock=now)
+
+    for disk, _ in cut_at_each_call(files, open_again, (True, False, True), step):
+        if between is not None:
+            with inbox_ignored():
+                broker = BrokerUnderTest(SimulatedStorage(disk), clock=now)
+                between(broker)
                 disk.kill()
-            if between is not None:
-                with inbox_ignored():
-                    broker = BrokerUnderTest(SimulatedStorage(disk), clock=now)
-                    between(broker)
-                    disk.kill()
-            broker = BrokerUnderTest(SimulatedStorage(disk), clock=now)
-            broker.turn()
-            yield broker
-            broker.check()
-            broker.embedded.close()
+        broker = BrokerUnderTest(SimulatedStorage(disk), clock=now)
+        broker.turn()
+        yield broker
+        broker.check()
+        broker.embedded.close()
 
 
 def whole(broker: BrokerUnderTest) -> None:

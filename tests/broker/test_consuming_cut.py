@@ -1,18 +1,17 @@
 """A consumer outside, while the width changes and its owner is cut off: everything is handled in order, and once."""
 
 import copy
-import random
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import pytest
 
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.crashes import disk_after
 from tests.broker.grants import fail_items, granted, ids_of_texts, produce_keyed, take_grant, take_grant_operation
-from tests.broker.other_process import OtherProcess, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import OtherProcess, cut_at_each_call, numbers_by_key, other_process, process_inbox
 from tests.broker.storages import SimulatedStorage
 
 # -- the width changes -------------------------------------------------------------------------------------
@@ -56,32 +55,22 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
     the next grant.
     """
     files, clock = disk_with_a_grant()
-    for seed, power in ((0, True), (1, False), (2, True)):
-        done, call = False, seed * step // 3
-        while not done:
-            call += step
-            disk = files.copy()
-            disk._rng = random.Random(1_000 * seed + call)
-            broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
-            broker.turn()
-            other = OtherProcess(disk)
-            name = other.put_remote_operation(broker.find().incarnation, take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE))
-            disk.fail(disk.calls + call, "halt")
-            try:
-                process_inbox(broker)
-                done = True
-            except Halt:
-                pass
-            disk.clear_faults()
-            if power:
-                disk.crash()
-            else:
-                disk.kill()
-            broker.clock.advance(away * SECOND)
-            again = BrokerUnderTest(SimulatedStorage(disk), clock=broker.clock)
-            yield again, name
-            again.check()
-            again.embedded.close()
+    asked: list[tuple[ManualClock, str]] = []
+
+    def ask_for_the_next(disk: SimulatedFiles) -> Callable[[], object]:
+        broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
+        broker.turn()
+        operation = take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE)
+        asked.append((broker.clock, OtherProcess(disk).put_remote_operation(broker.find().incarnation, operation)))
+        return partial(process_inbox, broker)
+
+    for disk, _ in cut_at_each_call(files, ask_for_the_next, (True, False, True), step):
+        now, name = asked[-1]
+        now.advance(away * SECOND)
+        again = BrokerUnderTest(SimulatedStorage(disk), clock=now)
+        yield again, name
+        again.check()
+        again.embedded.close()
 
 
 def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:

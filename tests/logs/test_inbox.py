@@ -5,6 +5,7 @@ Staged parts: frames are read back as they were added, and a damaged part is nev
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown, StorageFailed
 from tests.broker.broker_under_test import batch_of
 from tests.broker.other_process import ROOT, OtherProcess, cut_at_each_call
+from tests.broker.storages import FullDiskFiles
 
 QUEUE, OTHER = 0x0A, 0x0B
+KILLS_AND_POWER_CUTS = (False, True, True, True)
 
 
 @pytest.fixture(params=["simulated", "real"])
@@ -132,7 +135,7 @@ def test_publishing_is_all_or_nothing() -> None:
         OtherProcess(disk).publish(QUEUE, batch_of("a", "b"), batch_of("c"), number=2, parts=2)
 
     met = set()
-    for disk, done in cut_at_each_call(files, publish):
+    for disk, done in cut_at_each_call(files, lambda disk: partial(publish, disk), KILLS_AND_POWER_CUTS):
         other_process = OtherProcess(disk)
         found = sorted(texts(other_process.inbox, entry) for entry in other_process.inbox.waiting())
         assert found in ([["a", "b", "c"], ["before"]], [["before"]])
@@ -154,7 +157,7 @@ def test_removing_a_published_write_is_all_or_nothing() -> None:
         inbox.remove(only(inbox))
 
     met = set()
-    for disk, done in cut_at_each_call(files, remove):
+    for disk, done in cut_at_each_call(files, lambda disk: partial(remove, disk), KILLS_AND_POWER_CUTS):
         other_process = OtherProcess(disk)
         found = [texts(other_process.inbox, entry) for entry in other_process.inbox.waiting()]
         assert found in ([], [["a", "b"]])
@@ -168,7 +171,9 @@ def test_removing_a_published_write_is_all_or_nothing() -> None:
 def test_putting_an_operation_is_all_or_nothing() -> None:
     files = SimulatedFiles()
     FileInbox(files, ROOT).put_operation(QUEUE, "e", b"old word")
-    for disk, done in cut_at_each_call(files, lambda disk: FileInbox(disk, ROOT).put_operation(QUEUE, "e", b"new word")):
+    for disk, done in cut_at_each_call(
+        files, lambda disk: lambda: FileInbox(disk, ROOT).put_operation(QUEUE, "e", b"new word"), KILLS_AND_POWER_CUTS
+    ):
         inbox = FileInbox(disk, ROOT)
         body = inbox.operation(only(inbox))
         assert body == b"new word" or (body == b"old word" and not done)
@@ -544,14 +549,6 @@ def test_finish_fails_when_the_sync_fails(tmp_path: Path) -> None:
         writer.finish()
     writer.discard()
     assert [*tmp_path.iterdir()] == []
-
-
-class FullDiskFiles(SystemFiles):
-    """A disk that writes only the first bytes of each write."""
-
-    def write(self, handle: int, parts: Any) -> int:
-        os.write(handle, b"some")
-        raise OSError(errno.ENOSPC, "full")
 
 
 def test_a_part_that_failed_in_its_first_frame_is_discarded(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from penstock.spark.staging import StagedWriteClient
 from penstock.spark.writer import BatchWriter, StreamWriter, TaskCommitMessage
 from penstock.words.errors import QueueNotFound, StorageFailed
 from penstock.words.limits import KIB, MIB
+from tests.broker.storages import FullDiskFiles
 from tests.spark.failing_writers import inbox, published_items
 
 ORDER = SortOrder.parse(["nr"])
@@ -136,14 +137,6 @@ def test_a_task_that_fails_leaves_neither_parts_nor_sidecars(orders: str, monkey
     assert left(orders) == [f"{write}.staged"]
     writing.abandon_empty(write)
     assert left(orders) == []
-
-
-class FullDiskFiles(SystemFiles):
-    """A disk that fails after a few bytes of a part."""
-
-    def write(self, handle: int, parts: Any) -> int:
-        os.write(handle, b"some")
-        raise OSError(errno.ENOSPC, "full")
 
 
 @pytest.mark.parametrize("order", [ORDER, SortOrder()])
