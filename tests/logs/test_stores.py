@@ -1,5 +1,6 @@
 """Every kind of store implements store.py: logs, inbox and blobs, for the owner and for other processes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -24,16 +25,16 @@ from tests.logs.backends import base_draft, draft, state_draft
 QUEUE, OTHER = 0x0A, 0x0B
 
 
-class StoreBackend:
+class StoreBackend(ABC):
     """Opens a store of one kind again and again. A new kind needs a subclass and a line in STORE_BACKENDS."""
 
+    @abstractmethod
     def own(self) -> Store:
         """Open the store as its owner; the previous owner is closed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def beside(self) -> Inbox:
         """The inbox for another process, while the owner has the store open."""
-        raise NotImplementedError
 
     def read(self) -> ReadStore | None:
         """The store for another process; None when other processes cannot read it."""

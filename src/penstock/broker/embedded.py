@@ -109,7 +109,7 @@ class EmbeddedBroker:
         self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
         self.inbox = InboxProcessor(store.inbox, self)
         try:
-            self.catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
+            self.catalog: Catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._remove_deleted()
             self._loops.update({entry.incarnation: self._open_queue(entry) for entry in self.catalog.entries})
             for loop in list(self._loops.values()):
@@ -223,10 +223,6 @@ class EmbeddedBroker:
 
     def _find(self, operation: FindQueue) -> QueueDescription:
         return describe_queue(self._wait_until_open(self.catalog.find(operation.name)))
-
-    def _list(self, operation: ListQueues) -> list[QueueDescription]:
-        found = [entry for entry in self.catalog.entries if entry.name.startswith(operation.prefix) and entry.name > operation.after]
-        return [describe_queue(entry) for entry in found[: operation.limit]]
 
     def _create(self, operation: CreateQueue) -> QueueDescription:
         chosen = merged(Options(), operation.options)
@@ -542,7 +538,7 @@ _ANSWERED_FROM_MEMORY = {FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
 FindQueue may still wait, for the creation of the queue that it names."""
 _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any]] = {
     FindQueue: EmbeddedBroker._find,
-    ListQueues: EmbeddedBroker._list,
+    ListQueues: lambda broker, operation: queries.list_queues(broker.catalog.state, operation),
     ReadSlotMap: lambda broker, operation: broker.entry(operation.queue).map.pack(),
     CreateQueue: EmbeddedBroker._create,
     UpdateQueue: EmbeddedBroker._update,

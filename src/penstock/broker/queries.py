@@ -19,6 +19,7 @@ from penstock.operations import (
     ListCursors,
     ListHeldKeys,
     ListItems,
+    ListQueues,
     Offsets,
     Operation,
     Page,
@@ -34,9 +35,12 @@ from penstock.reports import (
     Latency,
     ListedItemData,
     PartitionStats,
+    QueueDescription,
     QueueMetrics,
     QueueStats,
+    describe_queue,
 )
+from penstock.rules.catalog import CatalogState
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
 from penstock.rules.outbox import moved_runs, moved_to
@@ -53,6 +57,12 @@ WALL = 1_000_000_000_000_000
 """Tells elapsed time from wall time: elapsed times stay below it (31 years), dates are above it (2001)."""
 
 # -- counts ------------------------------------------------------------------------------------------
+
+
+def list_queues(catalog: CatalogState, query: ListQueues) -> list[QueueDescription]:
+    """The queues whose names begin with the prefix and come after `after`, by name."""
+    found = [entry for name, entry in sorted(catalog.names.items()) if name.startswith(query.prefix) and name > query.after]
+    return [describe_queue(entry) for entry in found[: query.limit]]
 
 
 def stats(queue: QueueView, query: ReadStats) -> QueueStats:

@@ -15,7 +15,7 @@ from typing import Any
 
 from penstock.broker import trace
 from penstock.broker.inbox import write_state
-from penstock.broker.queries import QUERY_HANDLERS
+from penstock.broker.queries import QUERY_HANDLERS, list_queues
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import Gap, ReadableLog
@@ -188,10 +188,6 @@ class Snapshot:
     def _find(self, operation: FindQueue) -> QueueDescription:
         return describe_queue(entry_by_name(self._catalog, operation.name))
 
-    def _list(self, operation: ListQueues) -> list[QueueDescription]:
-        found = sorted(name for name in self._catalog.names if name.startswith(operation.prefix) and name > operation.after)
-        return [describe_queue(self._catalog.names[name]) for name in found[: operation.limit]]
-
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of, lambda at: self._reader(at.queue, at.partition).sequence + 1)
 
@@ -286,7 +282,7 @@ def _gone() -> QueueNotFound:
 
 _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
     FindQueue: Snapshot._find,
-    ListQueues: Snapshot._list,
+    ListQueues: lambda snapshot, operation: list_queues(snapshot._catalog, operation),
     ReadSlotMap: lambda snapshot, operation: snapshot.entry(operation.queue).map.pack(),
     ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
