@@ -32,7 +32,7 @@ from penstock.reports import (
     QueueStats,
     StreamGrant,
 )
-from penstock.rules.commands import Settled
+from penstock.rules.commands import Call, Settled
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import InvalidRequest, Refused
@@ -60,6 +60,8 @@ class Operation(msgspec.Struct, Generic[A], kw_only=True, tag=True, omit_default
     """A newer operation with equal values of these fields replaces one that waits in the inbox; (): none does."""
     queue: int = 0
     """The incarnation of the queue; 0 for an operation on the broker."""
+    call: Call | None = None
+    """Which call it is of which session of a client; None when it is never repeated."""
 
 
 class Query(Operation[A], Generic[A]):

@@ -16,6 +16,21 @@ from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
 
+class Call(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Names a call, so that every log that it changes remembers it, and its repetition changes nothing twice.
+
+    A session has one call at a time, with rising numbers: a log remembers only the newest call of a session.
+    """
+
+    session: bytes
+    """16 random bytes."""
+    number: int
+    again: bool = False
+    """Whether the call was sent before, so that a log may know it."""
+    age: int = 0
+    """Of a repetition: microseconds since the call was first sent."""
+
+
 class Produce(msgspec.Struct, gc=False):
     """Store items. With a `source` (transfer, chunk of a published write), only if `sequence` is above its last one."""
 
