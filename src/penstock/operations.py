@@ -28,6 +28,7 @@ from penstock.reports import (
     ItemExplanation,
     ItemTrace,
     ListedItemData,
+    OwnerDescription,
     QueueDescription,
     QueueStats,
     StreamGrant,
@@ -195,6 +196,13 @@ class CompactQueue(Operation[list[RetentionResult]]):
     partition: int | None = None
 
 
+# -- the broker --------------------------------------------------------------------------------------
+
+
+class DescribeOwner(Query[OwnerDescription]):
+    """The process that owns the broker, and its clients."""
+
+
 # -- the contents of queues --------------------------------------------------------------------------
 
 
@@ -320,6 +328,13 @@ class MoveCursor(Operation[None]):
     forward_only: bool = False
 
 
+class PublishLog(Operation[None]):
+    """Publish everything up to now in the log of a partition, so that a process which reads its files finds it."""
+
+    scope: ClassVar[Scope] = "read"
+    partition: int
+
+
 class ReleaseCursor(Operation[None]):
     scope: ClassVar[Scope] = "consume"
     name: str
@@ -439,8 +454,8 @@ class Home(Protocol):
         """
         ...
 
-    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
-        """Extend a lease automatically until `stop_extending`, or until this process ends."""
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+        """Extend a lease of so many seconds automatically until `stop_extending`, or until this process ends."""
         ...
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None: ...

@@ -243,3 +243,28 @@ class GrantAnswer(msgspec.Struct):
     items: int
     ready: int
     """Items that are ready and in no grant."""
+
+
+# -- the owner of a directory ------------------------------------------------------------------------
+
+
+class ClientDescription(msgspec.Struct):
+    """A process that uses the broker through its owner."""
+
+    pid: int
+    name: str
+    """Its program."""
+    since: int
+    """When it connected (wall)."""
+    calls: int
+    """How many of its calls wait for their answers."""
+
+
+class OwnerDescription(msgspec.Struct):
+    """The process that owns a broker, and those that use it through that process."""
+
+    pid: int
+    host: str
+    since: int
+    """When it became the owner (wall)."""
+    clients: list[ClientDescription] = []

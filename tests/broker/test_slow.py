@@ -479,7 +479,7 @@ def test_with_threads_an_interrupted_sync_does_not_affect_other_callers(
     monkeypatch.setattr(slow_queue.files, "sync", sync)
     slow_queue.queue.loop.engine.handles[SLOW].avoid_until = 0  # a caller waits itself only for a disk that was not late before
     shared = ProduceRequest(batch_of("shared", key=slow_queue.key))
-    slow_queue.queue.loop._enter(shared)  # in the inbox: whoever leads the next turn takes it along
+    slow_queue.queue.loop.enter(shared)  # in the inbox: whoever leads the next turn takes it along
     interrupted(lambda: slow_queue.queue.produce("mine", key=slow_queue.key))
     wait_until(lambda: shared.done)
     assert ids_of(shared.result(), 1)

@@ -3,6 +3,7 @@
 To add a kind of home, add a class here and a line in `HOMES`.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,10 +14,15 @@ import msgspec
 from penstock import operations
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.inbox_client import InboxClient
-from penstock.logs.log import ReadableLog
+from penstock.broker.shared import SharedBroker
+from penstock.logs.log import SEGMENT_BYTES, ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, answer_type
+from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError
+
+
+OPTIONS: dict[str, Any] = {"durability": "fsync", "segment_bytes": SEGMENT_BYTES, "compression": True, "entropy": os.urandom}
 
 
 class HomeUnderTest:
@@ -70,11 +76,38 @@ class InboxHomeUnderTest(HomeUnderTest):
         return client
 
 
+class ClientHomeUnderTest(HomeUnderTest):
+    """A directory that another process owns (here: another home of this process), through its socket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = ExitStack()
+        shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
+        self.stack.callback(shared.close)
+        assert isinstance(owner := shared._owner, EmbeddedBroker)
+        self.owner = owner
+        client = SharedBroker(self.target(folder), own=False, wait=SECOND, min_free_bytes=0, **OPTIONS)
+        self.stack.callback(client.close)
+        self.home = client
+
+
+class OwnerHomeUnderTest(HomeUnderTest):
+    """A directory that this process owns and shares."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stack = ExitStack()
+        shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
+        self.stack.callback(shared.close)
+        assert isinstance(owner := shared._owner, EmbeddedBroker)
+        self.owner, self.home = owner, shared
+
+
 HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
     "memory": MemoryHomeUnderTest,
     "directory": DirectoryHomeUnderTest,
     "bytes": EncodedHomeUnderTest,
     "inbox": InboxHomeUnderTest,
+    "owner": OwnerHomeUnderTest,
+    "client": ClientHomeUnderTest,
 }
 
 

@@ -422,9 +422,9 @@ def test_a_lease_is_extended_until_that_is_stopped(home_under_test: HomeUnderTes
     handed = lease(home, queue)
     if not home_under_test.extends_leases:
         with pytest.raises(InvalidRequest, match="extend them here"):  # not retryable: it never works
-            home.auto_extend(queue, handed.partition, handed.granted.lease)
+            home.auto_extend(queue, handed.partition, handed.granted.lease, handed.seconds)
         return
-    home.auto_extend(queue, handed.partition, handed.granted.lease)
+    home.auto_extend(queue, handed.partition, handed.granted.lease, handed.seconds)
     home.stop_extending(queue, handed.partition, handed.granted.lease)
     assert settle(home, queue, "complete", handed) == Settled(1)
 

@@ -18,6 +18,7 @@ from penstock.operations import (
     MoveCursor,
     Operation,
     PauseQueue,
+    PublishLog,
     RedriveItems,
     ReleaseCursor,
     ReleaseKey,
@@ -170,6 +171,7 @@ CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     CompactQueue: compact,
     MoveCursor: move_cursor,
     ReleaseCursor: release_cursor,
+    PublishLog: lambda engine, operation: publish_partitions(engine, operation.partition),
 }
 """Kind of operation → its handler."""
 

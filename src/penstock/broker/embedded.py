@@ -39,6 +39,7 @@ from penstock.operations import (
     Cancel,
     CreateQueue,
     DeleteQueue,
+    DescribeOwner,
     EndStream,
     ExplainItem,
     FailGranted,
@@ -48,6 +49,7 @@ from penstock.operations import (
     ListQueues,
     Operation,
     ProduceItems,
+    PublishLog,
     PublishWrite,
     ReadGrant,
     ReadHistory,
@@ -62,7 +64,7 @@ from penstock.operations import (
     TakeGrant,
     UpdateQueue,
 )
-from penstock.reports import BrokerMetrics, ItemEvent, QueueDescription, describe_queue
+from penstock.reports import BrokerMetrics, ClientDescription, ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
 from penstock.rules.catalog import QueueEntry
 from penstock.rules.commands import Configure
@@ -106,6 +108,9 @@ class EmbeddedBroker:
         self._broker_pool, self._quick_pool = InterruptSafePool(BROKER_THREADS), InterruptSafePool(1)
         self._router = TransferRouter(self._loops, self.entry)
         self._closed = self._forked = False
+        self._opened_at = self.clock.read().wall
+        self.list_clients: Callable[[], list[ClientDescription]] = list
+        """Gives the processes that use this broker through its socket. Set by whoever serves them."""
         self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
         self.inbox = InboxProcessor(store.inbox, self)
         try:
@@ -118,6 +123,7 @@ class EmbeddedBroker:
                     loop.wake()
             self.streams.restore_consumer_rights()
             self.inbox.open(threaded)
+            store.note_opened()
         except BaseException:
             self._closed = True
             self.inbox.stop()
@@ -156,13 +162,36 @@ class EmbeddedBroker:
         return answer
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        callback = done or partial(_log_failure, operation)
+        loop, cancel = self._enter(operation, done or partial(_log_failure, operation))
+        if loop is not None:
+            loop.wake()
+        return cancel
+
+    def submit_all(self, submitted: Sequence[tuple[Operation[Any], AnswerCallback]], /) -> list[Cancel]:
+        """Submit operations that came together. This thread runs the turns of their queues, which they share."""
+        loops: dict[int, Loop] = {}
+        cancels: list[Cancel] = []
+        for operation, done in submitted:
+            try:
+                loop, cancel = self._enter(operation, done)
+                cancels.append(cancel)
+                if loop is not None:
+                    loops[operation.queue] = loop
+            except PenstockError as error:
+                cancels.append(_cannot_cancel)
+                done(error)
+        for loop in loops.values():
+            loop.run_submitted()
+        return cancels
+
+    def _enter(self, operation: Operation[Any], callback: AnswerCallback) -> tuple[Loop | None, Cancel]:
+        """Add an operation to the requests of its queue, whose loop is given: a turn must follow. None: it needs none."""
         request = self._request(operation)
         if request is None:
             self._check_open()
             pool = self._quick_pool if type(operation) in _ANSWERED_FROM_MEMORY else self._broker_pool
             pool.submit(lambda: callback(self._outcome(operation)))
-            return _cannot_cancel
+            return None, _cannot_cancel
         loop = self.loop(operation.queue)
         callbacks = [callback]  # emptied by the first call: a request may call `on_done` twice
 
@@ -171,8 +200,8 @@ class EmbeddedBroker:
                 callbacks.pop()(answered.answer if answered.error is None else answered.error)
 
         request.on_done = on_done
-        loop.submit(request)
-        return partial(loop.cancel, request)
+        loop.enter(request)
+        return loop, partial(loop.cancel, request)
 
     def _outcome(self, operation: Operation[Any]) -> Any:
         """The answer, or the PenstockError."""
@@ -203,7 +232,7 @@ class EmbeddedBroker:
         """Run a request that the broker itself made, in the loop of one queue, and wait for its answer."""
         return self.loop(incarnation).call(request)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self.loop(queue).engine.auto_extended_leases[partition, lease] = None
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
@@ -213,7 +242,7 @@ class EmbeddedBroker:
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         """The log of a partition. Everything up to now is published first."""
-        self.run_request(queue, FunctionRequest(partial(changes.publish_partitions, partition=partition)))
+        self.call(PublishLog(queue=queue, partition=partition))
         return self.store.reader(queue, partition)
 
     def staging(self) -> Staging:
@@ -320,6 +349,9 @@ class EmbeddedBroker:
 
     def _metrics(self, operation: ReadMetrics) -> BrokerMetrics:
         return BrokerMetrics({loop.engine.name: queries.metrics(loop) for loop in list(self._loops.values())})
+
+    def _describe_owner(self, operation: DescribeOwner) -> OwnerDescription:
+        return OwnerDescription(os.getpid(), os.uname().nodename, self._opened_at, self.list_clients())
 
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of)
@@ -532,11 +564,12 @@ _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
     SettleItems: _settle,
     AwaitItems: lambda operation, now: AwaitRequest(operation.start, now + operation.wait),
 }
-_ANSWERED_FROM_MEMORY = {FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
+_ANSWERED_FROM_MEMORY = {DescribeOwner, FindQueue, ListQueues, ReadSlotMap, ReadMetrics}
 """Have a thread of their own when submitted, so that they do not wait behind operations that wait for a disk.
 
 FindQueue may still wait, for the creation of the queue that it names."""
 _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any]] = {
+    DescribeOwner: EmbeddedBroker._describe_owner,
     FindQueue: EmbeddedBroker._find,
     ListQueues: lambda broker, operation: queries.list_queues(broker.catalog.state, operation),
     ReadSlotMap: lambda broker, operation: broker.entry(operation.queue).map.pack(),

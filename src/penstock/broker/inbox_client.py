@@ -90,7 +90,7 @@ class InboxClient:
         except PenstockError as error:
             return error
 
-    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, /) -> None:
         raise InvalidRequest(f"another process owns {self._store.name}, and it does not extend leases of this one; extend them here")
 
     stop_extending = auto_extend

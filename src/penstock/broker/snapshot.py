@@ -17,7 +17,7 @@ from penstock.broker import trace
 from penstock.broker.inbox import write_state
 from penstock.broker.queries import QUERY_HANDLERS, list_queues
 from penstock.broker.streams import read_grant
-from penstock.logs.backends import Files, Target, open_read_only
+from penstock.logs.backends import Files, LockHolder, Target, open_read_only
 from penstock.logs.log import Gap, ReadableLog
 from penstock.logs.store import CATALOG, ReadStore, Staging
 from penstock.loop import catalog
@@ -28,6 +28,7 @@ from penstock.operations import (
     AnswerCallback,
     AwaitItems,
     Cancel,
+    DescribeOwner,
     ExplainItem,
     FindQueue,
     FindWrite,
@@ -37,7 +38,7 @@ from penstock.operations import (
     ReadHistory,
     ReadSlotMap,
 )
-from penstock.reports import ItemEvent, QueueDescription, describe_queue
+from penstock.reports import ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
 from penstock.rules.events import Event
 from penstock.rules.state import State
@@ -167,7 +168,7 @@ class Snapshot:
             done(found)
         return lambda: None
 
-    def auto_extend(self, queue: int, partition: int, lease: int, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, /) -> None:
         raise InvalidRequest(f"read-only; only the owner of {self._store.name} extends leases: ask its broker")
 
     stop_extending = auto_extend
@@ -276,11 +277,17 @@ class Snapshot:
         self._sequence = last_sequence(found[-1]) if found else sequence
 
 
+def describe_holder(holder: LockHolder | None) -> OwnerDescription:
+    """The owner as its lock file describes it; pid 0 when nobody owns the directory. Its clients are not known."""
+    return OwnerDescription(0, "", 0) if holder is None else OwnerDescription(holder.pid, holder.host, holder.since)
+
+
 def _gone() -> QueueNotFound:
     return QueueNotFound("the queue was deleted (and perhaps created again since); find it by name")
 
 
 _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
+    DescribeOwner: lambda snapshot, operation: describe_holder(snapshot._store.owner()),
     FindQueue: Snapshot._find,
     ListQueues: lambda snapshot, operation: list_queues(snapshot._catalog, operation),
     ReadSlotMap: lambda snapshot, operation: snapshot.entry(operation.queue).map.pack(),

@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from penstock.broker.embedded import EmbeddedBroker
+from penstock.broker.live_snapshot import LiveSnapshot
+from penstock.broker.shared import open_shared
 from penstock.logs.backends import MEMORY, Root
 from penstock.operations import Home
+from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 
+OPEN_WAIT = 10 * SECOND
+"""How long an `open` waits by default for an owner that does not answer yet."""
 TargetPath: TypeAlias = str | os.PathLike[str]
 
 
@@ -33,9 +38,32 @@ def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None
     return [path, *roots]
 
 
-def open_home(target: TargetPath, *, roots: Sequence[TargetPath | Root] | None = None, **options: Any) -> Home:
+def open_home(
+    target: TargetPath,
+    *,
+    roots: Sequence[TargetPath | Root] | None = None,
+    wait: int = OPEN_WAIT,
+    own: bool = True,
+    exclusive: bool = False,
+    read_only: bool = False,
+    **options: Any,
+) -> Home:
     """Open the broker of a directory (created if it is new), or one in memory.
 
-    `options` are those of `EmbeddedBroker.open`.
+    `options` are those of `EmbeddedBroker.open`. With a clock, files or no threads of its own, which are for tests, a
+    process shares its directory with no other.
     """
-    return EmbeddedBroker.open(checked_target(target, roots), **options)
+    found = checked_target(target, roots)
+    if read_only and exclusive:
+        raise InvalidRequest("read_only and exclusive exclude each other; give one of them")
+    if not own and exclusive:
+        raise InvalidRequest("exclusive is for the owner, which own=False does not allow; give one of them")
+    if read_only:
+        return LiveSnapshot.open(found, files=options.get("files"), clock=options.get("clock"))
+    for_tests = options.get("clock") is not None or options.get("files") is not None or not options.get("threaded", True)
+    if found == MEMORY or exclusive or for_tests:
+        if not own:
+            raise InvalidRequest("own=False needs a directory that another process owns; leave it out")
+        return EmbeddedBroker.open(found, **options)
+    shared = {name: value for name, value in options.items() if name not in ("clock", "files", "threaded")}
+    return open_shared(found, own=own, wait=wait, **shared)

@@ -9,14 +9,28 @@ from typing import TypeAlias
 
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import Files, SystemFiles
-from penstock.logs.files.root import LOGS, Root, read_marker
+from penstock.logs.files.lock import LOCK_ATTEMPTS, LockHolder, read_holder
+from penstock.logs.files.root import LOGS, Root, parse_roots, read_marker
 from penstock.logs.log import DURABILITIES, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, ReadStore, Store
 from penstock.words.clock import Clock
 from penstock.words.errors import InvalidRequest
 
-__all__ = ["MEMORY", "Files", "Root", "Target", "holds_broker", "open_read_only", "open_store"]
+__all__ = [
+    "MEMORY",
+    "FileStore",
+    "Files",
+    "LockHolder",
+    "Root",
+    "Target",
+    "directories",
+    "holder_of",
+    "holds_broker",
+    "open_directory",
+    "open_read_only",
+    "open_store",
+]
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
 
@@ -35,6 +49,20 @@ def open_store(
         raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
     if target == MEMORY:
         return MemoryStore()
+    return open_directory(target, files, durability, segment_bytes, compression, clock, entropy)
+
+
+def open_directory(
+    target: Target,
+    files: Files | None,
+    durability: Durability,
+    segment_bytes: int,
+    compression: bool,
+    clock: Clock,
+    entropy: Callable[[int], bytes],
+    lock_attempts: int = LOCK_ATTEMPTS,
+) -> FileStore:
+    """Open one or more directories as their owner. BrokerLocked when another process is it."""
     directory = FileStore.open(
         target,
         files=files,
@@ -43,6 +71,7 @@ def open_store(
         compression=compression,
         clock=clock,
         entropy=entropy,
+        lock_attempts=lock_attempts,
     )
     logs = directory.logs()
     if logs and (CATALOG, CATALOG) not in logs:
@@ -59,6 +88,16 @@ def open_read_only(target: Target, files: Files | None = None) -> ReadStore:
     if not directory.broker_id:
         raise InvalidRequest(f"{directory.name} is no broker's directory; give one that a broker was opened in")
     return directory
+
+
+def directories(target: Target) -> list[str]:
+    """The absolute paths of the directories that a target names; the first is the primary root."""
+    return [root.path for root in parse_roots(target)]
+
+
+def holder_of(directory: str) -> LockHolder | None:
+    """The process that owns or last owned a directory, as it described itself; None when that is not known."""
+    return read_holder(SystemFiles(), directory)
 
 
 def holds_broker(directory: str) -> bool:

@@ -288,6 +288,9 @@ class MemoryStore:
         self.disk = DiskThreads(lambda incarnation, partition: self.name)
         self.close = self.disk.close
 
+    def note_opened(self) -> None:
+        """Nothing to note: a process that ends takes its memory with it."""
+
     def log(self, incarnation: int, partition: int, create: bool = True, durability: Durability | None = None) -> Log:
         return MemoryLog(incarnation, partition, self._kept.setdefault((incarnation, partition), []))
 

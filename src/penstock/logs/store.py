@@ -23,6 +23,7 @@ from typing import Annotated, BinaryIO, ClassVar, Generic, NamedTuple, Protocol,
 import msgspec
 
 from penstock.logs.disk_threads import DiskThreads
+from penstock.logs.files.lock import LockHolder
 from penstock.logs.log import Draft, Durability, Frame, Log, ReadableLog
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, StorageFailed
@@ -69,6 +70,10 @@ class Store(Protocol):
         """Remove every log of an incarnation; none may be open."""
         ...
 
+    def note_opened(self) -> None:
+        """The broker is open: this opening does not count as one that failed."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -88,6 +93,10 @@ class ReadStore(Protocol):
 
     def incarnations(self) -> Collection[int]:
         """The incarnations that have logs now."""
+        ...
+
+    def owner(self) -> LockHolder | None:
+        """The process that owns the broker, as it described itself; None when no process does."""
         ...
 
     def close(self) -> None: ...

@@ -70,7 +70,7 @@ class Loop:
         if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.make_wakeup()
-        self._enter(request)
+        self.enter(request)
         try:
             while not request.done:
                 if not self.engine.all_in_io and self._turning.acquire(blocking=False):
@@ -95,8 +95,19 @@ class Loop:
 
     def submit(self, request: Request) -> None:
         """Add a request without waiting. The thread that answers it calls `request.on_done`."""
-        self._enter(request)
+        self.enter(request)
         self.wake()
+
+    def run_submitted(self) -> None:
+        """Run a turn in this thread for requests that were added, or have another thread run it."""
+        if not self.engine.all_in_io and self._uses_runners and self._turning.acquire(blocking=False):
+            try:
+                self._run_logging_bugs()
+            finally:
+                self._turning.release()
+            self._start_next()
+        else:
+            self.wake()
 
     def cancel(self, request: Request) -> None:
         """Stop waiting for a request. Items that were leased for it are returned."""
@@ -107,7 +118,8 @@ class Loop:
         self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn removes it
         self.wake()
 
-    def _enter(self, request: Request) -> None:
+    def enter(self, request: Request) -> None:
+        """Add a request without waiting; `wake` or `run_submitted` must follow."""
         if self._closed:
             raise queue_closed_error(self.engine.name)
         request.check()
@@ -340,17 +352,21 @@ class Loop:
 
     def run(self) -> None:
         """Run a turn in a runner's thread. Does not raise."""
+        with self._turning:
+            if self._closed:
+                return
+            self._run_logging_bugs()
+        self._start_next()
+
+    def _run_logging_bugs(self) -> None:
+        """Run a turn for callers in other threads. A bug is logged: no caller here could handle it."""
         try:
-            with self._turning:
-                if self._closed:
-                    return
-                try:
-                    self._turn()
-                finally:
-                    self._dispatch_io()
+            try:
+                self._turn()
+            finally:
+                self._dispatch_io()
         except Exception:  # the turn was undone and its callers were answered or wait for the next one
             _log.exception("a turn of queue %r went wrong", self.engine.name)
-        self._start_next()
 
     # -- closing -------------------------------------------------------------------------------------
 

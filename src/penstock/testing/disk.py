@@ -197,6 +197,9 @@ class SimulatedFiles:
     def lock(self, path: str) -> int | None:
         return self._call("lock", path, lambda: self._lock(path), changes=True)
 
+    def unlock(self, handle: int) -> None:
+        self.close(handle)
+
     def free_bytes(self, path: str) -> int:
         self._check_not_halted()
         return self._free()

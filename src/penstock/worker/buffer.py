@@ -78,6 +78,7 @@ class WorkerLease:
 
     __slots__ = (
         "_safe_until",
+        "_seconds",
         "first_completed_at",
         "has_abandoned_items",
         "keyed",
@@ -94,6 +95,7 @@ class WorkerLease:
         """The Settler of its items."""
         self.partition = result.partition
         self.number = result.granted.lease
+        self._seconds = result.seconds
         self._safe_until = asked_at + round(result.seconds * SECOND)
         self.unsettled = result.granted.count
         """How many items are not settled yet. Only the settler changes it."""
@@ -109,7 +111,7 @@ class WorkerLease:
         False if the lease had already ended, for example because this process was suspended.
         """
         source = self.source
-        source.home.auto_extend(source.incarnation, self.partition, self.number)
+        source.home.auto_extend(source.incarnation, self.partition, self.number, self._seconds)
         if source.now() < self._safe_until:
             return True
         (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))

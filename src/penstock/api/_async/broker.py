@@ -32,6 +32,10 @@ async def aopen(
     *,
     durability: Durability = "fsync",
     roots: Sequence[TargetPath | Root] | None = None,
+    wait: Seconds = 10,
+    own: bool = True,
+    exclusive: bool = False,
+    read_only: bool = False,
     min_free_bytes: int = MIN_FREE_BYTES,
     segment_bytes: int = SEGMENT_BYTES,
     compression: bool = True,
@@ -45,7 +49,10 @@ async def aopen(
         async with await penstock.aopen("data/") as broker:
             queue = await broker.create_queue("orders", exist_ok=True)
 
-    One process owns a directory at a time; a second one gets `BrokerLocked`.
+    Any number of processes can open a directory at the same time. The first one owns it: it holds the lock and writes
+    the files. The others do everything through it, with the same methods and the same errors. When it ends, or is
+    killed, one of the others becomes the owner, and calls that were under way are completed there. Give the same
+    options in every process: those of the owner count.
 
     target: the path of a directory, which is created if it does not exist, or "memory://". A broker in memory loses
         everything when it is closed.
@@ -53,6 +60,12 @@ async def aopen(
         operating system has it, and it is synced to disk shortly after. "os": the operating system has it; it
         survives the end of this process, but not a power cut.
     roots: further directories, usually on other disks. Partitions are spread over all of them.
+    wait: how long to wait for a process that owns the directory and does not answer yet, for example because it has
+        just taken over. `BrokerLocked` after that; the message names the process.
+    own: False: this process never becomes the owner. `BrokerClosed` if no other process is it (see `penstock own`).
+    exclusive: True: be the owner and share the directory with no other process; `BrokerLocked` if another process has
+        it open.
+    read_only: True: only read what the owner has published. Takes no lock, writes nothing and needs no owner.
     min_free_bytes: `produce` raises `QueueFull` while the disk has less free space than this. Leasing, settling and
         retention still work, so that space can be freed. Default: 32 MiB.
     segment_bytes: the size at which a log file is closed and the next one begun. Default: 64 MiB.
@@ -65,6 +78,10 @@ async def aopen(
     home = await open_async_home(
         target,
         roots=roots,
+        wait=arguments.wait_timeout(wait),
+        own=arguments.check_flag("own", own),
+        exclusive=arguments.check_flag("exclusive", exclusive),
+        read_only=arguments.check_flag("read_only", read_only),
         durability=durability,
         min_free_bytes=check_range("min_free_bytes", min_free_bytes, 0, 1 << 60),
         segment_bytes=segment_bytes,

@@ -354,12 +354,12 @@ class AsyncQueue:
         partition: only this partition. Default: all.
         """
         sides, number = arguments.pause_changes(lease, produce, True), arguments.partition_number(partition)
-        await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
+        await self._home.call(PauseQueue(queue=self._incarnation, partition=number, lease=sides["lease"], produce=sides["produce"]))
 
     async def resume(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
         """End a pause of leasing, producing or both, in one partition or in all."""
         sides, number = arguments.pause_changes(lease, produce, False), arguments.partition_number(partition)
-        await self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
+        await self._home.call(PauseQueue(queue=self._incarnation, partition=number, lease=sides["lease"], produce=sides["produce"]))
 
     async def update(self, **options: Unpack[QueueOptions]) -> QueueInfo:
         """Change options and return the queue's new options. Options left out do not change.

@@ -355,12 +355,12 @@ class Queue:
         partition: only this partition. Default: all.
         """
         sides, number = arguments.pause_changes(lease, produce, True), arguments.partition_number(partition)
-        self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
+        self._home.call(PauseQueue(queue=self._incarnation, partition=number, lease=sides["lease"], produce=sides["produce"]))
 
     def resume(self, lease: bool = True, produce: bool = True, *, partition: int | None = None) -> None:
         """End a pause of leasing, producing or both, in one partition or in all."""
         sides, number = arguments.pause_changes(lease, produce, False), arguments.partition_number(partition)
-        self._home.call(PauseQueue(queue=self._incarnation, partition=number, **sides))
+        self._home.call(PauseQueue(queue=self._incarnation, partition=number, lease=sides["lease"], produce=sides["produce"]))
 
     def update(self, **options: Unpack[QueueOptions]) -> QueueInfo:
         """Change options and return the queue's new options. Options left out do not change.

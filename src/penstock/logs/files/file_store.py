@@ -18,8 +18,9 @@ from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.files.filelog import FileLog
 from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, sync_parents
 from penstock.logs.files.inbox import FileInbox
+from penstock.logs.files.lock import LOCK_ATTEMPTS, DirectoryLock, LockHolder, read_holder, take_lock
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.root import LOGS, Marker, Root, nearest, parse_roots, read_marker, take_lock, write_marker
+from penstock.logs.files.root import LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
@@ -50,7 +51,8 @@ class FileStore:
         self.broker_id = ""
         self.name = roots[0].path
         self.inbox = FileInbox(files, self.name)
-        self._locks: list[int] = []
+        self.lock_attempts = LOCK_ATTEMPTS
+        self._locks: list[DirectoryLock] = []
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
@@ -68,6 +70,7 @@ class FileStore:
         read_only: bool = False,
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        lock_attempts: int = LOCK_ATTEMPTS,
     ) -> "FileStore":
         """Open the storage roots, of which the first is the primary one; create those that do not exist."""
         parsed = parse_roots(roots)
@@ -75,6 +78,7 @@ class FileStore:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
         check_range("segment_bytes", segment_bytes, 1, 1 << 40)
         store = cls(files or SystemFiles(), parsed, durability, segment_bytes, compression, read_only)
+        store.lock_attempts = lock_attempts
         store._open(clock or SystemClock(), entropy)
         _opened.add(store)
         return store
@@ -149,6 +153,21 @@ class FileStore:
         except OSError:
             return None
 
+    @property
+    def lock(self) -> DirectoryLock:
+        """The lock of the primary root, which this process holds."""
+        self._check_open()
+        return self._locks[0]
+
+    def owner(self) -> LockHolder | None:
+        """The process that owns the broker, as it described itself; None when no process does."""
+        return read_holder(self.files, self.name) if self.inbox.has_owner() else None
+
+    def note_opened(self) -> None:
+        """The broker is open: this opening does not count as one that failed."""
+        for lock in self._locks:
+            lock.note_opened()
+
     def logs(self) -> list[LogId]:
         """Every log in the roots, sorted."""
         self._check_open()
@@ -216,7 +235,7 @@ class FileStore:
             self.files.make_directory(root.path)
             sync_parents(self.files, root.path)
         for root in self.roots:
-            self._locks.append(take_lock(self.files, root.path, clock))
+            self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts))
         for root in new:
             write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
 
@@ -268,7 +287,7 @@ class FileStore:
 
     def _unlock(self) -> None:
         while self._locks:
-            self.files.close(self._locks.pop())
+            self._locks.pop().release()
 
     def _abandon(self) -> None:
         """Close the store in a forked child: the child's copy of the lock would outlive the parent."""
@@ -277,7 +296,8 @@ class FileStore:
             for log in list(self._logs):
                 log.close_without_sync()
         finally:
-            self._unlock()
+            while self._locks:
+                self._locks.pop().abandon()
 
 
 _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()

@@ -65,7 +65,14 @@ class Files(Protocol):
         ...
 
     def lock(self, path: str) -> int | None:
-        """Take the exclusive lock of a file (created if missing) and return its handle; None if it is locked."""
+        """Take the exclusive lock of a file (created if missing) and return its handle; None if it is locked.
+
+        Only the user who created the file can read it.
+        """
+        ...
+
+    def unlock(self, handle: int) -> None:
+        """Release a lock and close its file. `close` alone keeps it while a forked child has the file open."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
@@ -113,8 +120,10 @@ class SystemFiles:
         os.makedirs(path, exist_ok=True)
 
     def lock(self, path: str) -> int | None:
-        handle = self.open(path, "update")
+        handle = os.open(path, _FLAGS["update"] | os.O_CLOEXEC, 0o600)
         try:
+            if os.fstat(handle).st_mode & 0o077:  # created by an earlier version
+                os.fchmod(handle, 0o600)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(handle)
@@ -122,6 +131,12 @@ class SystemFiles:
                 return None
             raise
         return handle
+
+    def unlock(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+        finally:
+            os.close(handle)
 
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)

@@ -24,7 +24,8 @@ from typing import BinaryIO, ClassVar
 import msgspec
 
 from penstock.logs.files.filesystem import TEMPORARY, Files, read_file, replace_file, storage_failed, sync_parents, write_all, write_file
-from penstock.logs.files.root import ANSWERS, INBOX, LOCK
+from penstock.logs.files.lock import LOCK
+from penstock.logs.files.root import ANSWERS, INBOX
 from penstock.logs.frame import (
     CHECKSUM_BYTES,
     CONTINUES_GROUP,

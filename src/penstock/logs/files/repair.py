@@ -22,10 +22,11 @@ from itertools import count
 import msgspec
 
 from penstock.logs.files.filesystem import Files, copy_file, replace_file, same_bytes, storage_failed
+from penstock.logs.files.lock import take_lock
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.recovery import Replay, segment_start
 from penstock.logs.files.rewrite import NewSegment
-from penstock.logs.files.root import LOGS, take_lock
+from penstock.logs.files.root import LOGS
 from penstock.logs.files.segment import FIRST, LOG, LogId, Segment, SegmentName
 from penstock.logs.files.sidefiles import SYNCED, SyncedFile, SyncedPosition
 from penstock.logs.files.verify import LogInspection, LostPrefix, true_position
@@ -81,11 +82,12 @@ def repair(
     """
     clock = clock or SystemClock()
     try:
-        handle = take_lock(files, _root(directory), clock)
+        lock = take_lock(files, _root(directory), clock)
         try:
             return _Repair(files, directory, LogId(incarnation, partition), discard, lost_front).run(clock)
         finally:
-            files.close(handle)
+            lock.note_opened()
+            lock.release()
     except OSError as error:
         raise storage_failed(error, "repairing", directory) from error
 

@@ -1,23 +1,18 @@
-"""A storage root: its marker file, which names the broker it belongs to, and the lock of the process that owns it.
+"""A storage root, and its marker file, which names the broker it belongs to.
 
 Owns: `Root` and the names of its files; the marker `penstock.json`; `read_marker`, which checks a directory and changes
-nothing; the file `LOCK`.
+nothing.
 The marker is rebuildable: if it is missing in a root that holds only Penstock's files, it is written again.
-The lock is the system's lock on the file, so it ends with the process that holds it. The text in the file names that
-process, for the error message that another process gets. The text has a fixed size, so that locking a root needs no
-space on a full disk.
 """
 
 import json
 import os
 from collections.abc import Iterable
-from datetime import UTC, datetime
-from threading import Event
 from typing import NamedTuple
 
 from penstock.logs.files.filesystem import TEMPORARY, Files, read_file, replace_file, storage_failed
-from penstock.words.clock import Clock
-from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
+from penstock.logs.files.lock import LOCK
+from penstock.words.errors import CorruptLog, InvalidRequest
 
 
 class Root(NamedTuple):
@@ -56,9 +51,9 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
 # -- the marker ------------------------------------------------------------------------------------
 
 
-MARKER, LOCK, LOGS, INBOX, ANSWERS = "penstock.json", "LOCK", "logs", "inbox", "answers"
+MARKER, LOGS, INBOX, ANSWERS, SOCKET = "penstock.json", "logs", "inbox", "answers", "socket"
 FORMAT = 1
-_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS}
+_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET}
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
 _NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}
@@ -123,56 +118,3 @@ def _refuse_network(files: Files, root: str) -> None:
     family, _, name = kind.partition(".")
     if kind in _NETWORK or kind.startswith("smb") or (family == "fuse" and name in _NETWORK_FUSE):
         raise InvalidRequest(f"{root} is on a network file system ({kind}), where locks and syncs are not reliable; use a local disk")
-
-
-# -- the lock --------------------------------------------------------------------------------------
-
-
-TEXT_BYTES = 512
-LOCK_ATTEMPTS = 5
-LOCK_RETRY_SECONDS = 0.01
-
-
-def take_lock(files: Files, root: str, clock: Clock) -> int:
-    """Lock a root and return the lock's handle; BrokerLocked, with the holder's name, if another process has it."""
-    path = f"{root}/{LOCK}"
-    for _ in range(LOCK_ATTEMPTS):  # FileInbox.has_owner of another process holds it for a moment
-        handle = files.lock(path)
-        if handle is not None:
-            break
-        Event().wait(LOCK_RETRY_SECONDS)
-    if handle is None:
-        raise BrokerLocked(f"{root} is in use by {_holder(files, path)}; one process at a time can open it, so close that one first")
-    try:
-        files.pwrite(handle, _text(clock), 0)
-    except OSError:
-        files.close(handle)
-        raise
-    return handle
-
-
-def _text(clock: Clock) -> bytes:
-    holder = {"pid": os.getpid(), "host": _host(), "since": clock.read().wall}
-    return json.dumps(holder).encode().ljust(TEXT_BYTES - 1) + b"\n"
-
-
-def _host() -> str:
-    return os.uname().nodename[:200]
-
-
-def _holder(files: Files, path: str) -> str:
-    try:
-        handle = files.open(path, "read")
-        try:
-            found = json.loads(files.pread(handle, TEXT_BYTES, 0))
-        finally:
-            files.close(handle)
-        if found["pid"] == os.getpid() and found["host"] == _host():
-            return f"this very process since {_date(found['since'])} (a broker that was not closed)"
-        return f"process {found['pid']} on {found['host']} since {_date(found['since'])}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
-def _date(wall: int) -> str:
-    return datetime.fromtimestamp(wall / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,356 @@
+"""The home of a broker that another process owns: sends operations to the owner and gives its answers.
+
+Owns: `RemoteBroker`. Each operation that changes something is a call of a session, so it can be sent again when the
+connection is lost, without being done twice: a session has one call at a time, and the logs remember its newest call
+(rules/). Concurrent calls use several sessions. A session whose call ended without a known outcome is not used again.
+When the connection is lost, one thread makes another (`reconnect`, which in a shared directory may make this process
+the owner: broker/shared.py). Calls without an answer are sent again until their own deadlines.
+Leases are extended by the same thread, at a third of their time.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from penstock.logs.log import ReadableLog
+from penstock.logs.store import ReadStore, Staging
+from penstock.loop.requests import SettlePart
+from penstock.operations import (
+    TIMEOUT,
+    A,
+    AnswerCallback,
+    AwaitItems,
+    Cancel,
+    LeaseItems,
+    Operation,
+    PublishLog,
+    Query,
+    SettleItems,
+)
+from penstock.rules.commands import Call
+from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
+from penstock.words.clock import MILLISECOND, SECOND, Clock
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused
+from penstock.words.threads import InterruptSafeThread
+
+GRACE = 5 * SECOND
+"""The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
+RECONNECT_SECONDS = 0.01
+TICK_SECONDS = 0.1
+"""How often deadlines of submitted calls and leases to extend are looked at, while there are any."""
+SESSION_BYTES = 16
+
+
+class RemoteCall:
+    """One operation on its way to the owner, perhaps sent several times."""
+
+    __slots__ = ("_again", "_wait", "began", "call", "deadline", "done", "ended", "operation", "sent", "where")
+
+    def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback | None = None) -> None:
+        self.operation = operation
+        self.call = call
+        self.began = now
+        self._wait: int = getattr(operation, "wait", TIMEOUT)
+        waits = isinstance(operation, LeaseItems | AwaitItems)
+        self.deadline = now + (self._wait + GRACE if waits else max(self._wait, SECOND))
+        self.done = done
+        self.sent: SentCall | None = None
+        self.where: WireConnection | None = None
+        """The connection it was last sent on."""
+        self.ended = False
+        self._again = False
+
+    def prepared(self, now: int) -> Operation[Any]:
+        """The operation to send: the first time as it is, later marked as a repetition with the rest of its wait."""
+        if not self._again:
+            self._again = True
+            self.operation.call = self.call
+            return self.operation
+        changes: dict[str, Any] = {}
+        if self.call is not None:
+            changes["call"] = Call(self.call.session, self.call.number, True, now - self.began)
+        if hasattr(self.operation, "wait"):
+            changes["wait"] = max(0, self.began + self._wait - now)
+        return msgspec.structs.replace(self.operation, **changes)
+
+    @property
+    def was_sent(self) -> bool:
+        return self._again
+
+
+class RemoteBroker:
+    """A broker that another process owns."""
+
+    def __init__(
+        self,
+        connection: WireConnection,
+        reconnect: Callable[[], WireConnection | None],
+        describe_owner: Callable[[], str],
+        files: Callable[[], ReadStore],
+        clock: Clock,
+    ) -> None:
+        """reconnect: tries once to connect to the present owner; None when there is none yet. describe_owner: names
+        it in messages. files: opens the store, to read logs and to stage writes.
+        """
+        self.clock = clock
+        self._reconnect = reconnect
+        self._describe_owner = describe_owner
+        self._open_files = files
+        self._files: ReadStore | None = None
+        self._connection: WireConnection | None = connection
+        self._free_sessions: list[Call] = []
+        """The last call of each session that no call uses now."""
+        self._submitted: dict[int, RemoteCall] = {}
+        """Calls with a callback that have no answer yet, by id."""
+        self._extended: dict[tuple[int, int, int], tuple[float, int]] = {}
+        """(queue, partition, lease) → (seconds of the lease, when to extend it next)."""
+        self._extending = False
+        self._failure: PenstockError | None = None
+        """Why no connection can be made; it ends every call."""
+        self._closed = False
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._thread = InterruptSafeThread(self._watch)
+
+    # -- operations ----------------------------------------------------------------------------------
+
+    def call(self, operation: Operation[A], /) -> A:
+        now = self.clock.read().elapsed
+        remote = RemoteCall(operation, self._take_session(operation), now)
+        try:
+            while True:
+                connection = self._wait_for_connection(remote)
+                sent = SentCall(type(operation))
+                connection.send(remote.prepared(now), sent, remote.deadline)
+                connection.wait(sent, remote.deadline)
+                if sent.done:
+                    self._give_session_back(remote, sent.error)
+                    if sent.error is not None:
+                        raise sent.error
+                    answer: A = sent.answer
+                    return answer
+                now = self.clock.read().elapsed
+                if not sent.lost or now >= remote.deadline:
+                    connection.cancel(sent)
+                    raise self._no_answer(remote)
+        except PenstockError:
+            raise
+        except BaseException:  # an interrupt
+            if (current := self._connection) is not None:
+                with suppress(UnboundLocalError, PenstockError):
+                    current.cancel(sent)
+            raise
+
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
+        self._check_open()
+        remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed, done or _ignore)
+        self._submitted[id(remote)] = remote
+        if (connection := self._connection) is not None:
+            self._send_submitted(remote, connection)
+        self._wake()
+        return lambda: self._cancel(remote)
+
+    def _send_submitted(self, remote: RemoteCall, connection: WireConnection) -> None:
+        """Send a submitted call, or send it again. It is lost with its connection, and sent on the next one."""
+        now = self.clock.read().elapsed
+        remote.where = connection
+        remote.sent = SentCall(type(remote.operation), lambda sent: self._answered(remote, sent))
+        try:
+            connection.send(remote.prepared(now), remote.sent, now + SECOND)
+        except PenstockError as error:
+            self._end(remote, error)
+
+    def _answered(self, remote: RemoteCall, sent: SentCall) -> None:
+        if sent.done and remote.sent is sent:
+            self._give_session_back(remote, sent.error)
+            self._end(remote, sent.answer if sent.error is None else sent.error)
+        elif self._closed:
+            self._end(remote, _closed_error())
+        # Else it is lost: the thread that makes the next connection sends it again.
+
+    def _end(self, remote: RemoteCall, answer: Any) -> None:
+        if self._submitted.pop(id(remote), None) is not None and remote.done is not None:
+            remote.ended = True
+            remote.done(answer)
+
+    def _cancel(self, remote: RemoteCall) -> None:
+        if self._submitted.pop(id(remote), None) is not None:
+            remote.ended = True
+            if remote.where is not None and remote.sent is not None:
+                remote.where.cancel(remote.sent)
+        elif isinstance(remote.operation, LeaseItems) and remote.sent is not None and remote.sent.answer:
+            parts = [SettlePart(one.partition, one.granted.lease) for one in remote.sent.answer]  # its caller has left: give them back
+            with suppress(PenstockError):
+                self.submit(SettleItems(queue=remote.operation.queue, action="retry", parts=parts, counted=False))
+
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+        self._extended[queue, partition, lease] = seconds, self.clock.read().elapsed + int(seconds * SECOND / 3)
+        self._wake()
+
+    def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
+        self._extended.pop((queue, partition, lease), None)
+
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
+        self.call(PublishLog(queue=queue, partition=partition))
+        return self._store().reader(queue, partition)
+
+    def staging(self) -> Staging:
+        return self._store().inbox
+
+    def _store(self) -> ReadStore:
+        if self._files is None:
+            self._files = self._open_files()
+        return self._files
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        if (connection := self._connection) is not None:
+            connection.close()
+        self._thread.join()
+        for remote in [*self._submitted.values()]:
+            self._end(remote, _closed_error())
+        if self._files is not None:
+            self._files.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors, and leave the parent's connection alone."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.abandon()
+        for one in (self._wake_receiver, self._wake_sender):
+            with suppress(OSError):
+                one.close()
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    def _take_session(self, operation: Operation[Any]) -> Call | None:
+        """The next call of a session that is free, or the first of a new one; None for a query."""
+        if isinstance(operation, Query):
+            return None
+        try:
+            last = self._free_sessions.pop()
+        except IndexError:
+            return Call(os.urandom(SESSION_BYTES), 1)
+        return Call(last.session, last.number + 1)
+
+    def _give_session_back(self, remote: RemoteCall, error: PenstockError | None) -> None:
+        if remote.call is not None and not isinstance(error, OutcomeUnknown):
+            self._free_sessions.append(remote.call)
+
+    # -- the connection ------------------------------------------------------------------------------
+
+    def _wait_for_connection(self, remote: RemoteCall) -> WireConnection:
+        while True:
+            self._check_open()
+            connection = self._connection
+            if connection is not None and not connection.lost:
+                return connection
+            if self.clock.read().elapsed >= remote.deadline:
+                raise self._no_answer(remote)
+            threading.Event().wait(RECONNECT_SECONDS / 2)
+
+    def _no_answer(self, remote: RemoteCall) -> PenstockError:
+        """The error of a call at its deadline."""
+        waited = (self.clock.read().elapsed - remote.began) / SECOND
+        what = f"{self._describe_owner()} has not answered for {waited:.1f} s"
+        if remote.call is None or not remote.was_sent:
+            return QueueBusy(f"{what}; nothing was done, try again in a moment")
+        return OutcomeUnknown(f"{what}; repeat with the same request id, or look what became of it")
+
+    def _watch(self) -> None:
+        while not self._closed:
+            connection = self._connection
+            if connection is None or connection.lost:
+                self._connect_again()
+                continue
+            connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._submitted or self._extended else None)
+            with suppress(OSError):
+                self._wake_receiver.recv(4096)
+            self._extend_leases()
+            self._end_late_calls()
+
+    def _connect_again(self) -> None:
+        """Make another connection, and send calls again that had no answer on the last one."""
+        former, self._connection = self._connection, None
+        if former is not None:
+            former.close()
+        try:
+            connection = self._reconnect()
+            self._failure = None
+        except ConnectionLost:
+            connection = None
+        except PenstockError as error:
+            connection, self._failure = None, error
+        if connection is None:
+            self._end_late_calls()
+            threading.Event().wait(RECONNECT_SECONDS)
+            return
+        for remote in [*self._submitted.values()]:
+            self._send_submitted(remote, connection)
+        self._connection = connection
+        for remote in [*self._submitted.values()]:  # submitted meanwhile, without a connection
+            if remote.where is not connection:
+                self._send_submitted(remote, connection)
+
+    def _end_late_calls(self) -> None:
+        now = self.clock.read().elapsed
+        for remote in [*self._submitted.values()]:
+            if now >= remote.deadline:
+                if remote.where is not None and remote.sent is not None:
+                    remote.where.cancel(remote.sent)
+                self._end(remote, self._no_answer(remote))
+
+    def _extend_leases(self) -> None:
+        """Extend the leases that are due, one call for each queue."""
+        now = self.clock.read().elapsed
+        due = [(lease, seconds) for lease, (seconds, when) in [*self._extended.items()] if when <= now]
+        if not due or self._extending:
+            return
+        self._extending = True
+        for queue in {lease[0] for lease, _ in due}:
+            leases = [lease for lease, _ in due if lease[0] == queue]
+            parts = [SettlePart(partition, lease) for _, partition, lease in leases]
+            operation = SettleItems(queue=queue, action="extend", parts=parts)
+            with suppress(PenstockError):
+                self.submit(operation, lambda answer, leases=leases: self._extended_leases(leases, answer))  # type: ignore[misc]
+
+    def _extended_leases(self, leases: list[tuple[int, int, int]], answer: Any) -> None:
+        self._extending = False
+        now = self.clock.read().elapsed
+        for index, lease in enumerate(leases):
+            if lease not in self._extended:
+                continue
+            seconds, _ = self._extended[lease]
+            if isinstance(answer, PenstockError):
+                self._extended[lease] = seconds, now + 100 * MILLISECOND
+            elif isinstance(answer[index], Refused) and not answer[index].error().retryable:
+                self._extended.pop(lease, None)  # it has ended: its holder learns that when it settles
+            else:
+                self._extended[lease] = seconds, now + int(seconds * SECOND / 3)
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            self._wake_sender.send(b"\0")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed_error()
+        if self._failure is not None:
+            raise self._failure
+
+
+def _closed_error() -> BrokerClosed:
+    return BrokerClosed("the broker is closed; open it again")
+
+
+def _ignore(answer: Any) -> None:
+    """The answer is not wanted."""

@@ -1,0 +1,363 @@
+"""A directory that any number of processes use: one owns it, the others are its clients.
+
+Owns: `SharedBroker`, the home of `penstock.open("data/")`, and `open_shared`. The first process that opens a directory
+takes its lock, becomes the owner (broker/embedded.py) and serves the others through a socket (wire/). Every other
+process is a client (broker/remote.py). When the owner ends, however it ends, one of the clients takes the lock and
+becomes the owner; calls that were under way are repeated there. A process that is frozen keeps the lock: nobody takes
+it away.
+After MAX_UNFINISHED openings within a minute that did not finish, nobody takes over by itself: if opening the
+directory kills a process (memory, say), it must not kill every one in turn.
+A second `open` in the same process shares the home. A forked child opens its own at the first use.
+"""
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from penstock.broker.embedded import EmbeddedBroker
+from penstock.broker.remote import RemoteBroker
+from penstock.logs.backends import FileStore, Target, directories, holder_of, open_directory, open_read_only
+from penstock.logs.log import ReadableLog
+from penstock.logs.store import Staging
+from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
+from penstock.wire import address
+from penstock.wire.connection import ConnectionLost, WireConnection
+from penstock.wire.server import WireServer
+from penstock.words.clock import SECOND, Clock, SystemClock
+from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, PenstockError
+
+_log = logging.getLogger("penstock")
+SECRET_BYTES = 16
+MAX_UNFINISHED = 3
+RETRY_SECONDS = 0.01
+HELLO_WITHIN = 5 * SECOND
+"""How long a reconnecting client waits for the owner's answer to its hello, before it looks again who the owner is."""
+
+
+class SharedBroker:
+    """The broker of a directory, owned by this process or by another."""
+
+    def __init__(self, target: Target, *, own: bool, wait: int, min_free_bytes: int, **options: Any) -> None:
+        """own: whether this process may become the owner. wait: how long to wait for an owner that does not answer
+        yet. options: those of `open_directory`, for when this process is the owner.
+        """
+        self.clock: Clock = SystemClock()
+        self.directory = directories(target)[0]
+        self._target = target
+        self._own = own
+        self._wait = wait
+        self._min_free_bytes = min_free_bytes
+        self._options = options
+        self._owner: EmbeddedBroker | None = None
+        self._server: WireServer | None = None
+        self._socket_path = ""
+        self._remote: RemoteBroker | None = None
+        self._opening = threading.RLock()
+        self._closed = False
+        self._told_unfinished = False
+        self._connect_or_own(self.clock.read().elapsed + wait)
+        _shared.add(self)
+
+    # -- operations ----------------------------------------------------------------------------------
+
+    def call(self, operation: Operation[A], /) -> A:
+        return (self._owner or self._home()).call(operation)
+
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
+        return (self._owner or self._home()).submit(operation, done)
+
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+        (self._owner or self._home()).auto_extend(queue, partition, lease, seconds)
+
+    def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
+        for home in (self._owner, self._remote):  # it may have become the owner since the lease was given
+            if home is not None:
+                home.stop_extending(queue, partition, lease)
+
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
+        return self._home().log(queue, partition)
+
+    def staging(self) -> Staging:
+        return self._home().staging()
+
+    @property
+    def is_owner(self) -> bool:
+        return self._owner is not None
+
+    def _home(self) -> Home:
+        """The home that answers now. In a forked child the first use connects, or makes this process the owner."""
+        home = self._owner or self._remote
+        if home is None:
+            with self._opening:
+                if self._closed:
+                    raise BrokerClosed("the broker is closed; open it again")
+                if self._owner is None and self._remote is None:
+                    self._connect_or_own(self.clock.read().elapsed + self._wait)
+                home = self._owner or self._remote
+        assert home is not None
+        return home
+
+    def close(self) -> None:
+        with self._opening:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            if self._remote is not None:
+                self._remote.close()
+        finally:
+            self._end_ownership()
+
+    def _end_ownership(self) -> None:
+        """Close the broker if this process owns it. Its clients then find another owner."""
+        with self._opening:
+            owner, server = self._owner, self._server
+            if server is not None:
+                server.stop()  # first: its clients must not be told that the broker was closed
+                address.unlink(self.directory, self._socket_path)  # while the lock is still held
+                self._server = None
+            if owner is not None:
+                owner.close()
+
+    # -- becoming the owner or a client --------------------------------------------------------------
+
+    def _connect_or_own(self, deadline: int) -> None:
+        """Become the owner, or connect to it. Raises when neither is possible before the deadline (elapsed)."""
+        while True:
+            if self._own and self._try_to_own():
+                return
+            try:
+                connection = self._connect(deadline)
+            except ConnectionLost as error:
+                if self.clock.read().elapsed >= deadline:
+                    raise self._not_reached(error) from None
+                threading.Event().wait(RETRY_SECONDS)
+                continue
+            self._remote = RemoteBroker(
+                connection, self._reconnect, lambda: self._describe_owner(), lambda: open_read_only(self._target), self.clock
+            )
+            return
+
+    def _try_to_own(self) -> bool:
+        """Take the lock and open the broker; False when another process has the lock."""
+        try:
+            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, **self._options)
+        except BrokerLocked:
+            return False
+        listener = None
+        try:
+            secret = os.urandom(SECRET_BYTES).hex()
+            listener, self._socket_path = address.listen(self.directory)
+            store.lock.announce(secret, self._socket_path)
+            # Clients connect from here on, and are answered when the broker is open.
+            owner = self._open_owner(store)
+        except BaseException:
+            if listener is not None:
+                listener.close()
+                address.unlink(self.directory, self._socket_path)
+            store.close()
+            raise
+        self._server = WireServer(owner, listener, secret)
+        owner.list_clients = self._server.clients
+        self._owner = owner
+        return True
+
+    def _open_owner(self, store: FileStore) -> EmbeddedBroker:
+        return EmbeddedBroker(
+            store,
+            clock=self.clock,
+            entropy=self._options["entropy"],
+            min_free_bytes=self._min_free_bytes,
+            segment_bytes=self._options["segment_bytes"],
+        )
+
+    def _connect(self, deadline: int) -> WireConnection:
+        """Connect to the owner. ConnectionLost when that is not possible now."""
+        holder = holder_of(self.directory)
+        if holder is None:
+            raise ConnectionLost("nobody owns the directory")
+        if not holder.secret:
+            if self._own or open_read_only(self._target).owner() is not None:
+                raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
+            raise ConnectionLost("nobody owns the directory")
+        try:
+            return WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        except AccessDenied:
+            now = holder_of(self.directory)
+            if now is not None and now.secret == holder.secret:
+                raise
+            raise ConnectionLost("the owner has changed") from None
+
+    def _reconnect(self) -> WireConnection | None:
+        """After the connection was lost: take over if nobody owns the directory, and connect to the owner.
+
+        When this process has become the owner, calls that were under way go through its own socket.
+        """
+        with self._opening:
+            if self._closed:
+                return None
+            if self._own and self._owner is None and self._may_take_over() and self._try_to_own():
+                _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        return self._connect(self.clock.read().elapsed + HELLO_WITHIN)
+
+    def _may_take_over(self) -> bool:
+        holder = holder_of(self.directory)
+        now = self.clock.read().wall
+        unfinished = [] if holder is None else [when for when in holder.unfinished if now - 60 * SECOND < when <= now]
+        if len(unfinished) < MAX_UNFINISHED:
+            self._told_unfinished = False
+            return True
+        if not self._told_unfinished:
+            self._told_unfinished = True
+            _log.error(
+                "%d processes have ended while they opened %s; nobody takes it over by itself now. Find out why, then open it "
+                "with `penstock own %s`",
+                len(unfinished), self.directory, self.directory,
+            )  # fmt: skip
+        return False
+
+    def _describe_owner(self) -> str:
+        with suppress(PenstockError):
+            holder = holder_of(self.directory)
+            if holder is not None:
+                return f"the owner of {self.directory} ({holder})"
+        return f"the owner of {self.directory}"
+
+    def _not_reached(self, error: Exception) -> PenstockError:
+        if str(error) == "nobody owns the directory" or not self._is_locked():
+            return BrokerClosed(
+                f"no process has {self.directory} open, and this one may not own it (own=False); start `penstock own {self.directory}`"
+            )
+        return BrokerLocked(f"{self._describe_owner()} does not answer ({error}); wait longer (wait=…), or end that process")
+
+    def _is_locked(self) -> bool:
+        return open_read_only(self._target).owner() is not None
+
+    # -- forks ---------------------------------------------------------------------------------------
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: leave the parent's broker, socket and connection alone. The next use opens its own."""
+        self._opening = threading.RLock()
+        owner, server, remote = self._owner, self._server, self._remote
+        self._owner = self._server = self._remote = None
+        if server is not None:
+            server.abandon()
+        if remote is not None:
+            remote.abandon()
+        if owner is not None:
+            owner.detach_after_fork()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "owner" if self._owner is not None else "client" if self._remote is not None else "forked"
+        return f"SharedBroker({self.directory!r}, {state})"
+
+
+class SharedHome:
+    """One `open` of a shared directory. The last one to be closed in this process closes the broker."""
+
+    def __init__(self, broker: SharedBroker) -> None:
+        self.broker = broker
+        self.clock = broker.clock
+        self._closed = False
+
+    def call(self, operation: Operation[A], /) -> A:
+        if self._closed:
+            raise _closed_error()
+        return self.broker.call(operation)
+
+    def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
+        if self._closed:
+            raise _closed_error()
+        return self.broker.submit(operation, done)
+
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+        self.broker.auto_extend(queue, partition, lease, seconds)
+
+    def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
+        self.broker.stop_extending(queue, partition, lease)
+
+    def log(self, queue: int, partition: int, /) -> ReadableLog:
+        if self._closed:
+            raise _closed_error()
+        return self.broker.log(queue, partition)
+
+    def staging(self) -> Staging:
+        return self.broker.staging()
+
+    def close(self) -> None:
+        with _registry.changing:
+            if self._closed:
+                return
+            self._closed = True
+            last = _registry.leave(self.broker)
+        if last:
+            self.broker.close()
+
+    def __repr__(self) -> str:
+        return f"SharedHome({self.broker!r}{', closed' if self._closed else ''})"
+
+
+def _closed_error() -> BrokerClosed:
+    return BrokerClosed("the broker is closed; open it again")
+
+
+# -- the shared brokers of this process --------------------------------------------------------------
+
+
+class _SharedDirectories:
+    """The directories that this process has open, and how often."""
+
+    def __init__(self) -> None:
+        self.changing = threading.RLock()
+        self._opened: dict[str, tuple[SharedBroker, int, dict[str, Any]]] = {}
+
+    def enter(self, directory: str, options: dict[str, Any], make: Callable[[], SharedBroker]) -> SharedBroker:
+        """The broker of a directory, made if there is none. InvalidRequest when it was opened with other options."""
+        with self.changing:
+            broker, count, known = self._opened.get(directory, (None, 0, options))
+            other = sorted(name for name in options if options[name] != known.get(name))
+            if other:
+                raise InvalidRequest(f"{directory} is open in this process with another {other[0]}; give the same, or close it first")
+            if broker is None:
+                broker = make()
+            self._opened[directory] = broker, count + 1, known
+            return broker
+
+    def leave(self, broker: SharedBroker) -> bool:
+        """One `open` of the broker was closed; whether it was the last."""
+        with self.changing:
+            for directory, (known, count, options) in [*self._opened.items()]:
+                if known is broker:
+                    if count > 1:
+                        self._opened[directory] = known, count - 1, options
+                        return False
+                    del self._opened[directory]
+            return True
+
+
+_registry = _SharedDirectories()
+_shared: "weakref.WeakSet[SharedBroker]" = weakref.WeakSet()
+
+
+def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, **options: Any) -> SharedHome:
+    """Open a directory as its owner, or as a client of the process that owns it."""
+    paths = directories(target)
+    compared = {"set of roots": paths[1:], **options}
+    broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, **options))
+    return SharedHome(broker)
+
+
+def _after_fork() -> None:
+    _registry.changing = threading.RLock()
+    for broker in list(_shared):
+        with suppress(BaseException):  # no caller could handle it, and the other brokers must still be abandoned
+            broker.abandon_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,126 @@
+"""The lock of a storage root, and what its holder says about itself in the lock file.
+
+Owns: `DirectoryLock`, `LockHolder`, `take_lock` and `read_holder`.
+The lock is the system's lock on the file `LOCK`, so it ends with the process that holds it. The text in the file has a
+fixed size, so that locking a root needs no space on a full disk. It names the holder, for messages, and has what a
+client needs to connect to it (wire/): a secret that is new with every owner, and the socket if that is not in the root.
+Only the user who owns the file can read it.
+The holder notes when it begins to open the broker, and removes that note when the broker is open. So the next holder
+learns of openings that killed their process.
+"""
+
+import json
+import os
+from datetime import UTC, datetime
+from threading import Event
+
+import msgspec
+
+from penstock.logs.files.filesystem import Files
+from penstock.words.clock import MINUTE, Clock
+from penstock.words.errors import AccessDenied, BrokerLocked
+
+LOCK = "LOCK"
+TEXT_BYTES = 512
+LOCK_ATTEMPTS = 5
+LOCK_RETRY_SECONDS = 0.01
+UNFINISHED_WITHIN = MINUTE
+"""How long an opening that did not finish is remembered."""
+_NOTED = 8
+
+
+class LockHolder(msgspec.Struct, omit_defaults=True):
+    """The process that holds a lock, as it described itself."""
+
+    pid: int
+    host: str
+    since: int
+    """Wall time in microseconds."""
+    secret: str = ""
+    """What a client must know; "" when the holder serves no clients."""
+    socket: str = ""
+    """The path of its socket, if that is not in the root."""
+    unfinished: list[int] = []
+    """When openings began, of this process and of those before it, since one finished (wall)."""
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.since / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        if self.pid == os.getpid() and self.host == _host():
+            return f"this very process since {since} (a broker that was not closed)"
+        return f"process {self.pid} on {self.host} since {since}"
+
+
+class DirectoryLock:
+    """A lock that this process holds."""
+
+    def __init__(self, files: Files, root: str, handle: int, holder: LockHolder) -> None:
+        self.root = root
+        self.holder = holder
+        self._files = files
+        self._handle = handle
+        self._write()
+
+    def announce(self, secret: str, socket: str) -> None:
+        """Tell clients how to connect."""
+        self.holder.secret, self.holder.socket = secret, socket
+        self._write()
+
+    def note_opened(self) -> None:
+        """Remove the note that the broker is being opened."""
+        self.holder.unfinished = []
+        self._write()
+
+    def release(self) -> None:
+        """Unlock, also for forked children that still have the file open."""
+        self._files.unlock(self._handle)
+
+    def abandon(self) -> None:
+        """In a forked child: close the file. The lock stays the parent's."""
+        self._files.close(self._handle)
+
+    def _write(self) -> None:
+        text = json.dumps(msgspec.to_builtins(self.holder)).encode().ljust(TEXT_BYTES - 1) + b"\n"
+        self._files.pwrite(self._handle, text, 0)
+
+
+def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS) -> DirectoryLock:
+    """Lock a root; BrokerLocked, with the holder's name, if another process has it."""
+    path = f"{root}/{LOCK}"
+    handle = None
+    for attempt in range(attempts):  # FileInbox.has_owner of another process holds it for a moment
+        if attempt:
+            Event().wait(LOCK_RETRY_SECONDS)
+        try:
+            handle = files.lock(path)
+        except PermissionError as error:
+            raise AccessDenied(f"{path} belongs to another user ({error}); run as that user, or open the directory read-only") from error
+        if handle is not None:
+            break
+    if handle is None:
+        holder = read_holder(files, root)
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it, so close that one first")
+    try:
+        now, former = clock.read().wall, read_holder(files, root)
+        unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
+        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, unfinished=[*unfinished, now][-_NOTED:]))
+    except BaseException:
+        files.close(handle)
+        raise
+
+
+def read_holder(files: Files, root: str) -> LockHolder | None:
+    """What the last holder of the lock said; None when that cannot be read. AccessDenied for another user's file."""
+    try:
+        handle = files.open(f"{root}/{LOCK}", "read")
+        try:
+            return msgspec.json.decode(files.pread(handle, TEXT_BYTES, 0), type=LockHolder)
+        finally:
+            files.close(handle)
+    except PermissionError as error:
+        raise AccessDenied(f"{root}/{LOCK} belongs to another user ({error}); run as that user, or open the directory read-only") from error
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def _host() -> str:
+    return os.uname().nodename[:100]

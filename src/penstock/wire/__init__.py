@@ -1,0 +1,1 @@
+"""Operations and answers as messages over a socket, between a client and the owner of a broker."""

@@ -1,0 +1,312 @@
+"""The client's side of the wire: one connection to the owner of a broker.
+
+Owns: `WireConnection`, `SentCall` and `ConnectionLost`. Any number of threads share a connection. The thread that
+waits for an answer reads the socket itself, and passes on the answers of others; so a lone caller needs no other
+thread. Calls with a callback are read for by a thread of the connection, which starts with the first of them.
+An interrupt in the middle of sending or reading breaks the connection: it is not known which bytes were taken. So does
+a message that the other side breaks off. Then every call ends as lost, and may be sent again on another connection
+(broker/remote.py).
+"""
+
+import os
+import select
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+
+from penstock.operations import Operation, answer_type
+from penstock.wire.messages import (
+    ANSWER,
+    CALL,
+    CANCEL,
+    HELLO,
+    MAJOR,
+    MAX_MESSAGE_BYTES,
+    MINOR,
+    READ_BYTES,
+    REFUSED,
+    WELCOME,
+    BrokenMessage,
+    Hello,
+    Message,
+    MessageBuffer,
+    Welcome,
+    decode_refusal,
+    encode_message,
+)
+from penstock.words.clock import MILLISECOND, SECOND, Clock
+from penstock.words.errors import PenstockError, StorageFailed
+from penstock.words.threads import InterruptSafeThread
+
+HANG_UP = getattr(select, "POLLRDHUP", 0)
+"""macOS reports a hang-up without being asked for it."""
+_MAX_NUMBER = (1 << 32) - 1
+_decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
+
+
+class ConnectionLost(Exception):
+    """The connection ended, or could not be made."""
+
+
+class SentCall:
+    """A call that was sent, until it has its answer."""
+
+    __slots__ = ("_wakeup", "answer", "done", "error", "kind", "lost", "number", "on_done")
+
+    def __init__(self, kind: type[Operation[Any]], on_done: "Callable[[SentCall], None] | None" = None) -> None:
+        self.kind = kind
+        self.number = 0
+        self.done = False
+        self.lost = False
+        """Whether the connection ended before the answer."""
+        self.answer: Any = None
+        self.error: PenstockError | None = None
+        self.on_done = on_done
+        """Called by some thread when it is done or lost; None: a thread waits for it."""
+        self._wakeup: SimpleQueue[None] | None = None if on_done is not None else SimpleQueue()
+
+    def finish(self) -> None:
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
+        else:
+            self.wake()
+
+    def wake(self) -> bool:
+        """Wake the thread that waits for it; False when none does."""
+        if self._wakeup is None:
+            return False
+        self._wakeup.put(None)
+        return True
+
+    def sleep(self, seconds: float) -> None:
+        assert self._wakeup is not None
+        with suppress(Empty):
+            self._wakeup.get(timeout=seconds)
+
+
+class WireConnection:
+    """A connection to the owner of a broker."""
+
+    def __init__(self, sock: socket.socket, secret: str, clock: Clock, deadline: int) -> None:
+        """Introduce this process. ConnectionLost when the owner does not answer before the deadline (elapsed); the
+        owner's error when it refuses.
+        """
+        sock.setblocking(False)
+        self.lost = False
+        self._socket = sock
+        self._clock = clock
+        self._received = MessageBuffer(MAX_MESSAGE_BYTES)
+        self._calls: dict[int, SentCall] = {}
+        self._callback_numbers: set[int] = set()
+        """Of calls with a callback."""
+        self._numbers = count()
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        """Held by the thread that reads."""
+        self._callback_thread: InterruptSafeThread | None = None
+        self._callbacks_wait: SimpleQueue[None] = SimpleQueue()
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._writable.register(sock, select.POLLOUT)
+        try:
+            self.owner: Welcome = self._introduce(secret, deadline)
+        except BaseException:
+            sock.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    # -- calls ---------------------------------------------------------------------------------------
+
+    def send(self, operation: Operation[Any], call: SentCall, deadline: int) -> None:
+        """Send a call. When that fails, the call is lost. InvalidRequest when it is too large to be sent."""
+        number = next(self._numbers) % _MAX_NUMBER + 1
+        message = encode_message(CALL, number, operation)
+        call.number = number
+        self._calls[number] = call
+        if call.on_done is not None:
+            self._callback_numbers.add(number)
+            self._read_for_callbacks()
+        try:
+            self._send(message, deadline)
+        except ConnectionLost:
+            self.lose()
+
+    def wait(self, call: SentCall, deadline: int) -> None:
+        """Wait until the call is done or lost, or the deadline (elapsed) has passed."""
+        try:
+            while not call.done and not call.lost:
+                left = deadline - self._clock.read().elapsed
+                if left <= 0:
+                    return
+                if self._reading.acquire(blocking=False):
+                    try:
+                        self._read_until(lambda: call.done or call.lost, deadline)
+                    except BaseException:  # an interrupt: perhaps bytes were read and forgotten
+                        self.lose()
+                        raise
+                    finally:
+                        self._reading.release()
+                else:
+                    call.sleep(left / SECOND)
+        finally:
+            self._pass_on()
+
+    def cancel(self, call: SentCall) -> None:
+        """Give up a call: its answer is not wanted any more."""
+        self._callback_numbers.discard(call.number)
+        if self._calls.pop(call.number, None) is not None and not self.lost:
+            with suppress(ConnectionLost):
+                self._send(encode_message(CANCEL, call.number, None), self._clock.read().elapsed + SECOND)
+
+    def lose(self) -> None:
+        """End the connection; calls that have no answer are lost."""
+        self.lost = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that reads
+        self._callbacks_wait.put(None)
+        while self._calls:
+            with suppress(KeyError):
+                _, call = self._calls.popitem()
+                call.lost = True
+                if call.on_done is not None:
+                    call.on_done(call)
+                call.wake()
+
+    def close(self) -> None:
+        self.lose()
+        with self._sending, suppress(OSError):
+            self._socket.close()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptor, and do not end the parent's connection."""
+        self.lost = True
+        with suppress(OSError):
+            self._socket.close()
+
+    def wait_for_hang_up(self, wake: int, seconds: float | None) -> None:
+        """Wait until the connection ends, the descriptor `wake` can be read, or the time is over."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        with suppress(OSError, ValueError):  # it was closed
+            poll.register(self._socket, HANG_UP)
+        found = poll.poll(None if seconds is None else seconds * 1000)
+        if any(descriptor != wake for descriptor, _ in found):
+            self.lose()
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    def _read_until(self, ended: Callable[[], bool], deadline: int | None) -> None:
+        """Read and pass on answers until `ended`, or the deadline; the caller holds `_reading`."""
+        while not self.lost and not ended():
+            left = None if deadline is None else max(0, deadline - self._clock.read().elapsed) / MILLISECOND
+            if left == 0:
+                return
+            try:
+                if not self._readable.poll(left):
+                    return
+                data = self._socket.recv(READ_BYTES)
+                if not data:
+                    raise ConnectionLost("the owner closed the connection")
+                for message in self._received.feed(data):
+                    self._take(message)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except (OSError, ValueError, BrokenMessage, ConnectionLost):
+                self.lose()
+
+    def _take(self, message: Message) -> None:
+        call = self._calls.pop(message.number, None)
+        self._callback_numbers.discard(message.number)
+        if call is None:
+            return  # it was cancelled
+        try:
+            if message.kind == REFUSED:
+                call.error = decode_refusal(message.body)
+            elif message.kind == ANSWER:
+                call.answer = _decode_answer(call.kind, message.body)
+            else:
+                raise BrokenMessage(f"kind {message.kind}")
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            call.error = StorageFailed(f"the owner's answer cannot be understood ({error}); use the same Penstock in all processes")
+        call.finish()
+
+    def _pass_on(self) -> None:
+        """Let a thread that waits for an answer read, if none does."""
+        if self._calls and not self._reading.locked():
+            for call in [*self._calls.values()]:
+                if call.wake():
+                    return
+
+    def _read_for_callbacks(self) -> None:
+        if self._callback_thread is None:
+            self._callback_thread = InterruptSafeThread(self._run_callbacks)
+        self._callbacks_wait.put(None)
+
+    def _run_callbacks(self) -> None:
+        while not self.lost:
+            self._callbacks_wait.get()
+            while not self._callbacks_wait.empty():
+                self._callbacks_wait.get()
+            with self._reading:
+                self._read_until(lambda: not self._callback_numbers, None)
+            self._pass_on()
+
+    # -- sending -------------------------------------------------------------------------------------
+
+    def _send(self, message: bytes | bytearray, deadline: int) -> None:
+        """Send a message whole. ConnectionLost when that fails or the deadline passes."""
+        with self._sending:
+            if self.lost:
+                raise ConnectionLost("the connection has ended")
+            sent = 0
+            try:
+                while sent < len(message):
+                    try:
+                        sent += self._socket.send(memoryview(message)[sent:] if sent else message)
+                    except (BlockingIOError, InterruptedError):
+                        left = deadline - self._clock.read().elapsed
+                        if left <= 0 or not self._writable.poll(left / MILLISECOND):
+                            raise ConnectionLost("the owner takes no messages") from None
+            except (OSError, ValueError) as error:
+                raise ConnectionLost(str(error)) from error
+            except ConnectionLost:
+                raise
+            except BaseException:  # an interrupt: perhaps a part was sent
+                self.lost = True
+                raise
+
+    def _introduce(self, secret: str, deadline: int) -> Welcome:
+        hello = Hello(MAJOR, MINOR, secret, os.getpid(), os.path.basename(sys.argv[0] if sys.argv else "")[:100])
+        self._send(encode_message(HELLO, 0, hello), deadline)
+        while True:
+            left = deadline - self._clock.read().elapsed
+            if left <= 0 or not self._readable.poll(left / MILLISECOND):
+                raise ConnectionLost("the owner does not answer")
+            try:
+                data = self._socket.recv(READ_BYTES)
+                found = self._received.feed(data)
+            except (OSError, BrokenMessage) as error:
+                raise ConnectionLost(str(error)) from error
+            if found and found[0].kind == REFUSED:
+                raise decode_refusal(found[0].body)
+            if found and found[0].kind == WELCOME:
+                return msgspec.msgpack.decode(found[0].body, type=Welcome)
+            if found or not data:
+                raise ConnectionLost("the owner did not answer the hello")
+
+
+def _decode_answer(kind: type[Operation[Any]], body: bytes) -> Any:
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(answer_type(kind))
+    return decoder.decode(body)

@@ -1,0 +1,419 @@
+"""The owner's side of the wire: serves the clients of a broker with one thread.
+
+Owns: `WireServer`. Its thread reads calls from all connections and submits those that arrived together to the broker,
+which runs them in that thread as far as no disk is waited for; so they share turns and syncs. A call that waits is an
+entry in a table, not a thread. The thread that has an answer sends it; what the connection cannot take at once is
+buffered and sent by the server's thread.
+A connection that does not read its answers is read no further once UNSENT_BYTES are buffered, and closed when it takes
+none of them for STALLED. When a connection ends, its calls that still wait are cancelled.
+A repeated call (of a client that lost its connection) first cancels the original if that still waits here. An original
+that is read after its repetition is ignored: the old connection's bytes may be read late.
+"""
+
+import errno
+import hmac
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock import operations
+from penstock.operations import AnswerCallback, Cancel, Operation
+from penstock.reports import ClientDescription
+from penstock.wire.messages import (
+    ANSWER,
+    CALL,
+    CANCEL,
+    HELLO,
+    MAJOR,
+    MAX_HELLO_BYTES,
+    MAX_MESSAGE_BYTES,
+    MINOR,
+    READ_BYTES,
+    WELCOME,
+    BrokenMessage,
+    Hello,
+    Message,
+    MessageBuffer,
+    Welcome,
+    encode_message,
+    encode_refusal,
+)
+from penstock.words.clock import SECOND, Clock
+from penstock.words.errors import AccessDenied, InvalidRequest, PenstockError, QueueBusy, caused_by_bug
+from penstock.words.limits import MIB
+from penstock.words.threads import InterruptSafeThread
+
+_log = logging.getLogger("penstock")
+MAX_CONNECTIONS = 1_000
+MAX_WAITING_CALLS = 10_000
+"""Of one connection."""
+MAX_SESSIONS = 100_000
+UNSENT_BYTES = 32 * MIB
+"""A connection with more unsent bytes than this is not read until it has taken some of them."""
+STALLED = 60 * SECOND
+HELLO_WITHIN = 10 * SECOND
+CHECK_SECONDS = 1.0
+
+
+class ServedBroker(Protocol):
+    """What the server needs of its broker."""
+
+    @property
+    def clock(self) -> Clock: ...
+    def submit_all(self, submitted: Sequence[tuple[Operation[Any], AnswerCallback]], /) -> list[Cancel]: ...
+
+
+class ServedCall:
+    """A call of a client that is not answered yet."""
+
+    __slots__ = ("cancel", "connection", "delivered", "kind", "number")
+
+    def __init__(self, connection: "ServedConnection", number: int, kind: type[Operation[Any]]) -> None:
+        self.connection = connection
+        self.number = number
+        self.kind = kind
+        self.cancel: Cancel | None = None
+        self.delivered = False
+        """Whether its answer was sent, or buffered to be sent."""
+
+
+class ServedConnection:
+    """One client. The server's thread reads; any thread sends."""
+
+    def __init__(self, sock: socket.socket, now: int) -> None:
+        self.socket = sock
+        self.received = MessageBuffer(MAX_HELLO_BYTES)
+        self.hello: Hello | None = None
+        self.since = now
+        self.since_wall = 0
+        self.calls: dict[int, ServedCall] = {}
+        self.unsent: deque[memoryview] = deque()
+        self.unsent_bytes = 0
+        self.progress_at = now
+        """When it last took bytes, or had none to take."""
+        self.watched = selectors.EVENT_READ
+        self.ended = False
+        self._sending = threading.Lock()
+
+    def send(self, data: bytes | bytearray) -> bool:
+        """Send bytes, or buffer what cannot be sent now. Gives whether the server's thread must see to it."""
+        with self._sending:
+            if self.ended:
+                return False
+            try:
+                sent = 0 if self.unsent else self._send(data)
+                if sent < len(data):
+                    self.unsent.append(memoryview(data)[sent:])
+                    self.unsent_bytes += len(data) - sent
+                return sent < len(data)
+            except OSError:
+                self.ended = True
+                return True
+            except BaseException:  # an interrupt: it is not known what was sent
+                self.ended = True
+                raise
+
+    def send_more(self, now: int) -> None:
+        """Send what is buffered, as far as possible. Raises OSError."""
+        with self._sending:
+            while self.unsent:
+                sent = self._send(self.unsent[0])
+                if not sent:
+                    return
+                self.progress_at = now
+                self.unsent_bytes -= sent
+                if sent == len(self.unsent[0]):
+                    self.unsent.popleft()
+                else:
+                    self.unsent[0] = self.unsent[0][sent:]
+
+    def _send(self, data: bytes | bytearray | memoryview) -> int:
+        try:
+            return self.socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+
+class WireServer:
+    """Serves a broker to other processes."""
+
+    def __init__(self, broker: ServedBroker, listener: socket.socket, secret: str) -> None:
+        self._broker = broker
+        self._clock = broker.clock
+        self._listener = listener
+        self._secret = secret.encode()
+        self._connections: set[ServedConnection] = set()
+        self._sessions: dict[bytes, tuple[int, ServedCall]] = {}
+        """The newest call of each session, until the connection that sent it ends."""
+        self._attention: deque[ServedConnection] = deque()
+        """Connections that another thread has found to be broken or slow."""
+        self._submitted: list[tuple[Operation[Any], ServedCall]] = []
+        self._stopping = False
+        self._accepts = True
+        self._woken = False
+        self._checked_at = 0
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._drain_wakes)
+        self._thread = InterruptSafeThread(self._run)
+
+    def clients(self) -> list[ClientDescription]:
+        """The clients that are connected now, oldest first."""
+        found = [
+            ClientDescription(one.hello.pid, one.hello.name, one.since_wall, len(one.calls))
+            for one in sorted([*self._connections], key=lambda one: one.since)
+            if one.hello is not None
+        ]
+        return found
+
+    def stop(self) -> None:
+        """End every connection: their clients repeat what was not answered, at the next owner."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def abandon(self) -> None:
+        """In a forked child: close the descriptors. They are shared with the parent, so nothing is shut down."""
+        self._stopping = True
+        with suppress(Exception):
+            self._selector.close()
+        for one in (self._listener, self._wake_receiver, self._wake_sender, *(known.socket for known in [*self._connections])):
+            with suppress(OSError):
+                one.close()
+
+    # -- the thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                try:
+                    self._serve_once()
+                except Exception:
+                    _log.exception("the server of a broker's socket went wrong; it goes on")
+        finally:
+            for connection in [*self._connections]:
+                self._end(connection, cancel=False)  # the broker answers or refuses all its requests when it is closed
+            self._selector.close()
+            for one in (self._listener, self._wake_receiver, self._wake_sender):
+                one.close()
+
+    def _serve_once(self) -> None:
+        ready = self._selector.select(CHECK_SECONDS if self._connections or not self._accepts else None)
+        for key, events in ready:
+            if isinstance(key.data, ServedConnection):
+                self._serve(key.data, events)
+            else:
+                key.data()
+        if self._submitted:
+            self._submit()
+        while self._attention:
+            connection = self._attention.popleft()
+            if connection.ended:
+                self._end(connection)
+            else:
+                self._watch(connection)
+        now = self._clock.read().elapsed
+        if now - self._checked_at >= SECOND:
+            self._checked_at = now
+            self._end_stalled(now)
+            if not self._accepts:
+                self._accepts = True
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            with suppress(OSError):
+                self._wake_sender.send(b"\0")
+
+    def _drain_wakes(self) -> None:
+        self._woken = False
+        with suppress(OSError):
+            self._wake_receiver.recv(READ_BYTES)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                _log.warning("a client cannot connect: %s; it is tried again in a moment", error)
+                self._selector.unregister(self._listener)
+                self._accepts = False
+            return
+        accepted.setblocking(False)
+        connection = ServedConnection(accepted, self._clock.read().elapsed)
+        connection.since_wall = self._clock.read().wall
+        if len(self._connections) >= MAX_CONNECTIONS:
+            connection.send(encode_refusal(0, QueueBusy(f"{MAX_CONNECTIONS} clients are connected; close some, then try again")))
+            accepted.close()
+            return
+        self._connections.add(connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: ServedConnection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                connection.send_more(self._clock.read().elapsed)
+                self._watch(connection)
+            if events & selectors.EVENT_READ:
+                data = connection.socket.recv(READ_BYTES)
+                if not data:
+                    self._end(connection)
+                    return
+                for message in connection.received.feed(data):
+                    self._take(connection, message)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, BrokenMessage) as error:
+            if isinstance(error, BrokenMessage):
+                _log.warning("a client sent what cannot be understood (%s); its connection was closed", error)
+            self._end(connection)
+
+    def _watch(self, connection: ServedConnection) -> None:
+        """Wait for what the connection needs: room to send, and calls unless it has too much unsent."""
+        if connection.ended:
+            self._end(connection)
+            return
+        wanted = 0 if connection.unsent_bytes > UNSENT_BYTES else selectors.EVENT_READ
+        if connection.unsent:
+            wanted |= selectors.EVENT_WRITE
+        if wanted != connection.watched and connection in self._connections:
+            connection.watched = wanted
+            connection.progress_at = self._clock.read().elapsed
+            self._selector.modify(connection.socket, wanted, connection)
+
+    def _end(self, connection: ServedConnection, cancel: bool = True) -> None:
+        """Close a connection, and cancel its calls that still wait."""
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        connection.ended = True
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+        for session in [session for session, (_, call) in self._sessions.items() if call.connection is connection]:
+            del self._sessions[session]
+        self._submitted = [one for one in self._submitted if one[1].connection is not connection]
+        for call in [*connection.calls.values()] if cancel else []:
+            _cancel(call)
+
+    def _end_stalled(self, now: int) -> None:
+        for connection in [*self._connections]:
+            silent = connection.hello is None and now - connection.since > HELLO_WITHIN
+            if silent or (connection.unsent and now - connection.progress_at > STALLED):
+                _log.warning("the connection of a client was closed: it %s", "did not say who it is" if silent else "takes no answers")
+                self._end(connection)
+
+    # -- messages ------------------------------------------------------------------------------------
+
+    def _take(self, connection: ServedConnection, message: Message) -> None:
+        if connection.hello is None:
+            self._welcome(connection, message)
+        elif message.kind == CALL:
+            try:
+                self._take_call(connection, message)
+            except PenstockError as error:
+                self._send(connection, encode_refusal(message.number, error))
+        elif message.kind == CANCEL:
+            call = connection.calls.pop(message.number, None)
+            if call is not None:
+                self._submitted = [one for one in self._submitted if one[1] is not call]
+                _cancel(call)
+        else:
+            raise BrokenMessage(f"kind {message.kind}")
+
+    def _welcome(self, connection: ServedConnection, message: Message) -> None:
+        if message.kind != HELLO:
+            raise BrokenMessage("it did not begin with a hello")
+        try:
+            hello = msgspec.msgpack.decode(message.body, type=Hello)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise BrokenMessage(str(error)) from error
+        if not hmac.compare_digest(hello.secret.encode(), self._secret):
+            self._refuse(
+                connection, AccessDenied("the secret is wrong; it is in the LOCK file of the directory, and changes with its owner")
+            )
+        elif hello.major != MAJOR:
+            versions = f"the owner speaks version {MAJOR}.{MINOR} of the protocol and this client {hello.major}.{hello.minor}"
+            self._refuse(connection, InvalidRequest(f"{versions}; use the same major version of Penstock in all processes"))
+        else:
+            connection.hello = hello
+            connection.received.limit = MAX_MESSAGE_BYTES
+            self._send(connection, encode_message(WELCOME, 0, Welcome(MAJOR, MINOR, os.getpid(), os.uname().nodename[:200])))
+
+    def _refuse(self, connection: ServedConnection, error: PenstockError) -> None:
+        connection.send(encode_refusal(0, error))
+        self._end(connection)
+
+    def _take_call(self, connection: ServedConnection, message: Message) -> None:
+        if len(connection.calls) >= MAX_WAITING_CALLS:
+            raise QueueBusy(f"{MAX_WAITING_CALLS} calls of this process wait; try again when some are answered")
+        operation = operations.decode(message.body)
+        call = ServedCall(connection, message.number, type(operation))
+        if operation.call is not None:
+            number, original = self._sessions.pop(operation.call.session, (0, None))
+            if original is not None and operation.call.number < number + (not operation.call.again):
+                self._sessions[operation.call.session] = number, original
+                return  # read late, from a connection that its client has left
+            if original is not None and operation.call.number == number:
+                original.connection.calls.pop(original.number, None)
+                self._submitted = [one for one in self._submitted if one[1] is not original]
+                _cancel(original)
+            self._sessions[operation.call.session] = operation.call.number, call  # at the end: oldest first
+            if len(self._sessions) > MAX_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
+        connection.calls[message.number] = call
+        self._submitted.append((operation, call))
+
+    def _submit(self) -> None:
+        submitted, self._submitted = self._submitted, []
+        cancels = self._broker.submit_all([(operation, partial(self._answer, call)) for operation, call in submitted])
+        for (_, call), cancel in zip(submitted, cancels, strict=True):
+            call.cancel = cancel
+            if call.connection.ended:  # while it was submitted
+                _cancel(call)
+
+    def _answer(self, call: ServedCall, answer: Any) -> None:
+        """Send the answer of a call, from any thread."""
+        connection = call.connection
+        if connection.calls.pop(call.number, None) is None:
+            _cancel(call)  # it was cancelled meanwhile: items that were leased for it are returned
+            return
+        try:
+            message = (
+                encode_refusal(call.number, answer) if isinstance(answer, PenstockError) else encode_message(ANSWER, call.number, answer)
+            )
+        except PenstockError as error:
+            message = encode_refusal(call.number, error)
+        except Exception as error:  # a bug of Penstock: the client still gets an answer
+            _log.exception("the answer to %s cannot be encoded", call.kind.__name__)
+            message = encode_refusal(call.number, caused_by_bug(error))
+        call.delivered = True
+        self._send(connection, message)
+        if connection.ended:
+            call.delivered = False
+            _cancel(call)
+
+    def _send(self, connection: ServedConnection, message: bytes | bytearray) -> None:
+        if connection.send(message):
+            self._attention.append(connection)
+            self._wake()
+
+
+def _cancel(call: ServedCall) -> None:
+    """Cancel a call. Items that were leased for it and not delivered are returned."""
+    if call.cancel is not None and not call.delivered:
+        with suppress(PenstockError):
+            call.cancel()
