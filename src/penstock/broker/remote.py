@@ -8,6 +8,7 @@ the owner: broker/shared.py). Calls without an answer are sent again until their
 Leases are extended by the same thread, at a third of their time.
 """
 
+import logging
 import os
 import socket
 import threading
@@ -38,6 +39,7 @@ from penstock.words.clock import MILLISECOND, SECOND, Clock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused
 from penstock.words.threads import InterruptSafeThread
 
+_log = logging.getLogger("penstock")
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
 RECONNECT_SECONDS = 0.01
@@ -177,7 +179,10 @@ class RemoteBroker:
     def _end(self, remote: RemoteCall, answer: Any) -> None:
         if self._submitted.pop(id(remote), None) is not None and remote.done is not None:
             remote.ended = True
-            remote.done(answer)
+            try:
+                remote.done(answer)
+            except Exception:  # a mistake of the caller must not end the thread that reads for others
+                _log.exception("a callback for the answer to %s failed", type(remote.operation).__name__)
 
     def _cancel(self, remote: RemoteCall) -> None:
         if self._submitted.pop(id(remote), None) is not None:
@@ -218,6 +223,8 @@ class RemoteBroker:
         self._thread.join()
         for remote in [*self._submitted.values()]:
             self._end(remote, _closed_error())
+        for one in (self._wake_receiver, self._wake_sender):
+            one.close()
         if self._files is not None:
             self._files.close()
 
