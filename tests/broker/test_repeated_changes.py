@@ -86,12 +86,22 @@ def other(queue: QueueUnderTest) -> int:
     return queue.owner.find("other").incarnation
 
 
+def add_and(then: Callable[[QueueUnderTest], object]) -> Callable[[QueueUnderTest], object]:
+    """Add items, then do this."""
+
+    def both(queue: QueueUnderTest) -> None:
+        add(queue)
+        then(queue)
+
+    return both
+
+
 CHANGES = {
     "pause": Change(add, lambda q: PauseQueue(lease=True), lambda q: q.pause(lease=False), paused),
     "clear": Change(add, lambda q: ClearItems(states=["ready"]), add, counts),
-    "seek": Change(lambda q: (add(q), complete_all(q)), lambda q: SeekItems(start=0), complete_all, counts),
-    "redrive all": Change(lambda q: (add(q), bury_all(q)), lambda q: RedriveItems(to=q.incarnation), bury_all, counts),
-    "redrive some": Change(lambda q: (add(q), bury_all(q)), lambda q: RedriveItems(to=q.incarnation, items=chosen(q)), bury_all, counts),
+    "seek": Change(add_and(complete_all), lambda q: SeekItems(start=0), complete_all, counts),
+    "redrive all": Change(add_and(bury_all), lambda q: RedriveItems(to=q.incarnation), bury_all, counts),
+    "redrive some": Change(add_and(bury_all), lambda q: RedriveItems(to=q.incarnation, items=chosen(q)), bury_all, counts),
     "redrive to another queue": Change(add, lambda q: RedriveItems(to=other(q), items=chosen(q)), add, counts),
     "release key": Change(
         lambda q: (q.produce("a", "b", key="k"), q.lease(1).bury()),
@@ -100,7 +110,7 @@ CHANGES = {
         lambda q: bool(q.lease(1)),
     ),
     "move cursor": Change(add, lambda q: MoveCursor(name="c", to={0: 2, 1: 2, 2: 2}), put_cursor, cursors),
-    "release cursor": Change(lambda q: (add(q), put_cursor(q)), lambda q: ReleaseCursor(name="c"), put_cursor, cursors),
+    "release cursor": Change(add_and(put_cursor), lambda q: ReleaseCursor(name="c"), put_cursor, cursors),
 }
 
 

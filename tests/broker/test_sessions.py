@@ -65,10 +65,18 @@ BETWEEN: dict[str, Callable[[QueueUnderTest], object]] = {
     "more partitions": lambda queue: queue.resize(5),
     "fewer partitions": lambda queue: queue.resize(1),
     "resized twice": lambda queue: (queue.resize(6), queue.owner.turn(), queue.resize(2)),
-    "retired and closed": lambda queue: (queue.resize(1), queue.drain(), queue.owner.advance_in_steps(70)),
-    "retired and restarted": lambda queue: (queue.resize(1), queue.drain(), queue.owner.advance_in_steps(70), queue.owner.restart()),
+    "retired and closed": lambda queue: retire_and_close(queue),
+    "retired and restarted": lambda queue: retire_and_close(queue, restart=True),
     "others in between": lambda queue: [queue.produce(f"other {number}") for number in range(5)],
 }
+
+
+def retire_and_close(queue: QueueUnderTest, *, restart: bool = False) -> None:
+    queue.resize(1)
+    queue.drain()
+    queue.owner.advance_in_steps(70)
+    if restart:
+        queue.owner.restart()
 
 
 @pytest.mark.parametrize("between", BETWEEN)

@@ -74,7 +74,8 @@ def test_an_older_process_refuses_a_directory_of_this_format(monkeypatch: pytest
 
 def test_the_format_of_an_older_directory_is_raised_before_anything_else_is_written() -> None:
     """Opening it is cut off at every file call, by a power cut."""
-    old = ours()
+    old = SimulatedFiles()
+    EmbeddedBroker.open(ROOT, files=old, threaded=False, clock=ManualClock()).close()
     old.crash()  # so that nothing is left to be lost
     marker = json.loads(old.content(MARKER))
     old.put_file(MARKER, json.dumps({**marker, "format": FORMAT - 1}).encode())
