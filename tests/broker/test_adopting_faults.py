@@ -9,6 +9,7 @@ from functools import cache, partial
 import pytest
 
 from penstock.broker.inbox import InboxProcessor
+from penstock.broker.partition_layout import KEPT_MAPS
 from penstock.logs.store import write_name
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
@@ -143,7 +144,7 @@ def test_cut_off_at_every_file_call(between: str, dedup: bool) -> None:
         whole(broker)
 
 
-def test_resized_often_in_the_middle() -> None:
+def test_resized_in_the_middle_more_often_than_maps_are_kept() -> None:
     broker, files, other = patchy(2)
     queue = broker.find()
     break_partition(broker, files, 1)
@@ -152,7 +153,7 @@ def test_resized_often_in_the_middle() -> None:
     served = []
     with inbox_ignored():
         broker.advance(100)
-        for at in range(35):
+        for at in range(KEPT_MAPS + 3):
             served += queue.drain()  # fences are inherited: they must not pile up
             queue.resize(1 + at % 2)
             broker.advance_in_steps(20 * 60)

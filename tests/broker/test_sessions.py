@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from penstock.loop.requests import LeaseRequest, LeaseResult, ProduceRequest, SettlePart
+from penstock.loop.requests import LeaseRequest, LeaseResult, ProduceRequest, SettlePart, StoredPart
 from penstock.operations import LeaseItems, ProduceItems, SettleItems
 from penstock.rules import calls
 from penstock.rules.commands import Call, Settled
@@ -26,7 +26,8 @@ AGAIN = Call(SESSION, 7, again=True, age=1 * SECOND)
 
 def produce(queue: QueueUnderTest, batch: Batch, call: Call, request: bytes | None = None) -> list[str]:
     """Produce in a call; gives the ids."""
-    return ids_of(queue.call(ProduceItems(batch=batch, call=call, request=request)), len(batch))
+    parts: list[StoredPart] = queue.call(ProduceItems(batch=batch, call=call, request=request))
+    return ids_of(parts, len(batch))
 
 
 def lease(queue: QueueUnderTest, count: int, call: Call, wait: int = 0) -> LeasedItems:

@@ -19,6 +19,9 @@ from penstock.rules.commands import Call
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import InvalidRequest, QueueBusy
 
+KEPT_MAPS = 32
+"""At least so many older slot maps are kept."""
+
 
 class PartitionLayout(NamedTuple):
     """The partitions that take new items, and those that an operator set read-only."""
@@ -111,12 +114,13 @@ def _mark(engine: QueueEngine, handle: PartitionHandle) -> int:
 def _keep_since(engine: QueueEngine, entry: QueueEntry, wall: int) -> int:
     """The time (wall) before which a slot map must have been replaced to be deleted.
 
-    All are kept while a published write is unfinished (its chunks were divided by one of them) or a partition may lack
-    fences; else none but the newest is needed.
+    Earlier maps say which slots a partition had before and lost (`ResizeStep._departure_marks`): the newest KEPT_MAPS
+    are kept whatever their time, because the wall clock may be set. All are kept while a published write is unfinished,
+    whose chunks were divided by one of them, or a partition may lack fences.
     """
     if entry.unfinished or any(engine.handles[number].error is not None for number in entry.active):
         return 0
-    return wall + 1
+    return min((one.replaced_at for one in entry.maps[-KEPT_MAPS:]), default=wall + 1)
 
 
 def discard_new_partitions(engine: QueueEngine, entry: QueueEntry) -> None:
