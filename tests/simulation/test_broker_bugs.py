@@ -236,7 +236,7 @@ def a_repetition_asks_only_active_partitions(patch: Patch) -> None:
     )
 
 
-@bug(60)
+@bug(600)
 def partitions_that_cannot_be_asked_count_as_not_knowing_the_call(patch: Patch) -> None:
     right = PartitionSet.remembered
 
