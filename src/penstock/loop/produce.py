@@ -14,7 +14,7 @@ from operator import attrgetter
 from penstock.loop import requests
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_set import PartitionSet
-from penstock.loop.requests import StoredPart
+from penstock.loop.requests import StoredPart, not_reached_error
 from penstock.rules import commands
 from penstock.rules.calls import RememberedAnswer
 from penstock.rules.commands import Stored
@@ -61,13 +61,21 @@ class ProduceStep:
         for request in self.waiting:
             if request.cancelled or request.done:
                 continue
-            if not still and self._fits(request.batch):
+            fits = not still and self._fits(request.batch)
+            if fits and self._can_store(request):
                 self._partitions.attempt(request, self._store_all)
             elif request.deadline and request.deadline <= now:
-                request.finish(error=self._full())
+                request.finish(error=not_reached_error(self._partitions.name) if fits else self._full())
             else:
                 still.append(request)
         self.waiting[:] = still
+
+    def _can_store(self, request: requests.ProduceRequest) -> bool:
+        """Whether no partition that the request stores in is closed or in I/O; closed ones are opened."""
+        found = [self._partitions.handles[number] for number in self._stores_in(request)]
+        for handle in found:
+            self._partitions.request_open(handle)
+        return not any(handle.closed or handle.is_worth_waiting_for for handle in found)
 
     def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
@@ -115,12 +123,17 @@ class ProduceStep:
 
     def needs(self, request: requests.ProduceRequest) -> Collection[int]:
         """Numbers of the partitions that a request needs."""
-        partitions, batch = self._partitions, request.batch
+        partitions = self._partitions
         if self.max_items or self.max_bytes:
             return partitions.handles.keys()  # their items are counted
         if request.sequence:
             maps = (partitions.map, *partitions.older_maps)
             return {number for slots in maps for number in _chunk_partitions(request, slots) if number in partitions.handles}
+        return self._stores_in(request)
+
+    def _stores_in(self, request: requests.ProduceRequest) -> Collection[int]:
+        """Numbers of the partitions that the items of a request go to, and of those that must be asked for it."""
+        partitions, batch = self._partitions, request.batch
         if batch.key_ids is None and batch.dedups is None:
             found = set(self._needs_for_any())
         else:
