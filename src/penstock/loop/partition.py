@@ -42,7 +42,7 @@ from penstock.rules.records import Due, Leased, Lost, Opened, PassedOver, Produc
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
-from penstock.words.clock import Clock, Moment
+from penstock.words.clock import SECOND, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
@@ -50,6 +50,8 @@ DUE_ITEMS = 2_000
 """Items whose timers run in one turn; the rest waits for the next, so that other partitions are served in between."""
 CHECKPOINT_FRAMES = 50_000
 """Frames after which a checkpoint is written: a second or two of replay."""
+GRACE_AFTER_OPENING = 2 * SECOND
+"""No lease ends for so long after an opening: its holder had nobody to settle or extend it with."""
 CLOSE_FRAMES = 2
 """With no more frames than an opening writes, no checkpoint is written at closing, and age causes no rotation."""
 FRAME_WORTH_BYTES = 50
@@ -146,7 +148,7 @@ class Partition:
                 self._stage(records)
                 self._append()
             self._turn = now
-        self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
+        self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted, GRACE_AFTER_OPENING)])
         self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
