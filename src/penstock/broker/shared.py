@@ -168,11 +168,13 @@ class SharedBroker:
             store.lock.announce(secret, self._socket_path)
             # Clients connect from here on, and are answered when the broker is open.
             owner = self._open_owner(store)
-        except BaseException:
+        except BaseException as error:
             if listener is not None:
                 listener.close()
                 address.unlink(self.directory, self._socket_path)
             store.close()
+            if isinstance(error, OSError):
+                raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
         self._server = WireServer(owner, listener, secret)
         owner.list_clients = self._server.clients

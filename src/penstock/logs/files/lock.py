@@ -11,6 +11,7 @@ learns of openings that killed their process.
 
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event
 
@@ -70,7 +71,8 @@ class DirectoryLock:
     def note_opened(self) -> None:
         """Remove the note that the broker is being opened."""
         self.holder.unfinished = []
-        self._write()
+        with suppress(OSError):  # the broker is open all the same
+            self._write()
 
     def release(self) -> None:
         """Unlock, also for forked children that still have the file open."""
