@@ -48,7 +48,7 @@ LOOKS = [
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
 @pytest.mark.parametrize("owner", ["no owner", "an owner that does not share"])
 def test_looking_commands_write_nothing(busy: CommandLine, args: list[str], owner: str) -> None:
-    with penstock.open(busy.target, exclusive=True) if owner != "no owner" else nullcontext():
+    with penstock.open(busy.target, threaded=False) if owner != "no owner" else nullcontext():
         before = busy.files()
         busy.out(*args)
         busy.json(*args)

@@ -229,7 +229,9 @@ def test_confirmation(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("command", ["delete", "clear"])
-def test_no_process_owns_the_directory_while_the_user_is_asked(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_no_process_owns_the_directory_while_the_user_is_asked(
+    orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     def confirm(*_: object, **options: object) -> bool:
         penstock.open(orders_cli.target, exclusive=True).close()
         return True

@@ -36,7 +36,7 @@ from penstock.operations import (
 from penstock.rules.commands import Call
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused, caused_by_bug
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -297,6 +297,9 @@ class RemoteBroker:
             connection = None
         except PenstockError as error:
             connection, self._failure = None, error
+        except Exception as error:  # a bug, or no memory to take over: this thread must not end, and callers must learn why
+            _log.exception("this process could not take over from the former owner")
+            connection, self._failure = None, caused_by_bug(error)
         if connection is None:
             self._end_late_calls()
             threading.Event().wait(RECONNECT_SECONDS)
