@@ -102,7 +102,7 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             break
     if handle is None:
         holder = read_holder(files, root)
-        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it: close it there first")
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}, and this needs it alone; close that one first")
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
