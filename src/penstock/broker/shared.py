@@ -181,6 +181,8 @@ class SharedBroker:
         if holder is None:
             raise ConnectionLost("nobody owns the directory")
         if not holder.secret:
+            if holder.unfinished:
+                raise ConnectionLost("the owner has not opened the directory yet")  # it will say then whether it shares it
             if self._own or open_read_only(self._target).owner() is not None:
                 raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
             raise ConnectionLost("nobody owns the directory")
