@@ -62,6 +62,8 @@ class Owner:
 
     pid: int
     secret: str
+    since: float
+    """When it took the lock, in seconds of the wall clock."""
     opened: bool
     """Whether it has finished opening the broker."""
 
@@ -70,7 +72,7 @@ def read_owner(directory: Path) -> Owner | None:
     """The holder of the lock, read without Penstock; None while the file is being written."""
     try:
         found = json.loads((directory / "LOCK").read_bytes())
-        return Owner(found["pid"], found.get("secret", ""), not found.get("unfinished"))
+        return Owner(found["pid"], found.get("secret", ""), found["since"] / 1e6, not found.get("unfinished"))
     except (OSError, ValueError, KeyError):
         return None
 
@@ -78,7 +80,7 @@ def read_owner(directory: Path) -> Owner | None:
 class Campaign:
     """The driver of the processes."""
 
-    def __init__(self, folder: Path, seed: int, roles: list[str], partitions: int = 3) -> None:
+    def __init__(self, folder: Path, seed: int, roles: list[str], partitions: int = 3, max_items: int | None = 400) -> None:
         self.directory = folder / "data"
         self.journals = folder / "journals"
         self.seed = seed
@@ -99,10 +101,9 @@ class Campaign:
                 lease_timeout=LEASE_SECONDS,
                 dead_queue=DEAD,
                 max_attempts=MAX_ATTEMPTS,
-                max_items=400,
+                max_items=max_items,
                 dedup_window=3600,
             )
-        self.first = read_owner(self.directory)
 
     # -- processes -----------------------------------------------------------------------------------
 
@@ -165,6 +166,18 @@ class Campaign:
         states = "; ".join(f"{slot.name}: {self._last_words(slot)[-300:]}" for slot in self.slots if slot.process is not None)
         raise CampaignFailed(f"nobody took over within {TAKEOVER_SECONDS:.0f} s; the lock says {read_owner(self.directory)}; {states}")
 
+    def await_all(self) -> None:
+        """Wait until every process has done some calls."""
+        end = time.monotonic() + TAKEOVER_SECONDS
+        while any(not self._calls(slot) for slot in self.slots):
+            if time.monotonic() > end:
+                raise CampaignFailed("some process does nothing")
+            self.wait(0.02)
+
+    def _calls(self, slot: Slot) -> bool:
+        journal = self.journals / f"{slot.name}.calls"
+        return slot.process is not None and journal.exists() and journal.read_bytes().count(b'"answer":[') > 3
+
     def freeze(self, slot: Slot, seconds: float) -> None:
         """Stop a process for a while. Nobody may take over meanwhile."""
         assert slot.process is not None
@@ -193,11 +206,14 @@ class Campaign:
             self.wait(0.5)
             self.end()
         finally:
-            for slot in self.slots:
-                if slot.process is not None:
-                    slot.process.kill()
-                    slot.process.wait()
+            self.kill_all()
         self.drain()
+
+    def kill_all(self) -> None:
+        for slot in self.slots:
+            if slot.process is not None:
+                slot.process.kill()
+                slot.process.wait()
 
     def disturb(self) -> None:
         """One disturbance: most often the owner is killed."""
@@ -291,7 +307,7 @@ class Campaign:
             queues = [broker.queue(name) for name in (WORK, SECOND)]
             queues[0].resume()
             end = time.monotonic() + DRAIN_SECONDS
-            while any([_complete_some(process, queue) for queue in queues]) or _unresolved(broker):
+            while sum(_complete_some(process, queue) for queue in queues) or _left(broker):
                 broker.redrive(DEAD, to=WORK)
                 if time.monotonic() > end:
                     raise CampaignFailed(f"items are left after {DRAIN_SECONDS:.0f} s: {_left(broker)}")
@@ -327,10 +343,6 @@ def _complete_some(process: Process, queue: Queue) -> bool:
     except Failed:
         pass
     return True
-
-
-def _unresolved(broker: Broker) -> bool:
-    return bool(_left(broker))
 
 
 def _left(broker: Broker) -> list[str]:
@@ -376,18 +388,53 @@ def run_campaign(folder: Path, seed: int, takeovers: int, roles: list[str] | Non
 
 def measure_takeovers(folder: Path, kills: int, processes: int = 4, partitions: int = 8, seed: int = 0) -> list[float]:
     """Seconds from a kill of the owner to the first answered produce, at each of the other processes."""
-    campaign = Campaign(folder, seed, ["pulse"] * processes, partitions)
-    ...
-    return []
+    campaign = Campaign(folder, seed, ["pulse"] * processes, partitions, max_items=None)
+    offset = time.time() - time.monotonic()
+    killed: list[tuple[float, float]] = []
+    try:
+        for slot in campaign.slots:
+            campaign.start(slot)
+        for _ in range(kills):
+            campaign.await_all()
+            campaign.wait(campaign.rng.uniform(0.1, 0.3))
+            at = campaign.kill(campaign.await_owner())
+            campaign.await_owner()
+            assert campaign.owner is not None
+            killed.append((at, campaign.owner.since - offset))
+        campaign.await_all()
+        campaign.end()
+    finally:
+        campaign.kill_all()
+    calls = [call for call in read_calls(campaign.journals) if call.op == "produce" and call.ok]
+    found = []
+    for at, taken in killed:
+        before = {call.process for call in calls if call.end < at}
+        first: dict[str, float] = {}
+        for call in calls:
+            if call.process in before and call.end > taken:
+                first[call.process] = min(first.get(call.process, call.end), call.end)
+        found += [end - at for end in first.values()]
+    return sorted(found)
+
+
+def print_takeover_times(folder: Path, kills: int) -> None:
+    times = measure_takeovers(folder, kills)
+    p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
+    print(f"from a kill of the owner to the first answered produce of another process: p50 {p50:.3f} s, p99 {p99:.3f} s, "
+          f"longest {times[-1]:.3f} s ({kills} kills, {len(times)} times)")  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--takeovers", type=int, default=10)
     parser.add_argument("--folder", type=Path, default=None, help="keep data and journals here")
+    parser.add_argument("--measure", type=int, default=0, metavar="KILLS", help="measure how long take-overs take, and nothing else")
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
+    if options.measure:
+        print_takeover_times(folder, options.measure)
+        return
     problems, done = run_campaign(folder, options.seed, options.takeovers)
     print(done)
     for problem in problems[:40]:

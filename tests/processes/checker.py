@@ -11,13 +11,14 @@ Owns: `Checker` and `Problem`. It knows nothing of Penstock but what the documen
 - `LeaseLost` is the answer only when the lease may have ended;
 - a cursor skips nothing;
 - each call ends in time, with an answer or an error that is documented for it.
-Everything is judged by lower bounds of what is known: where the journals leave two possibilities, the checker is silent.
+It uses lower bounds of what is known: where the journals leave two possibilities, the checker is silent.
 """
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from tests.processes.journal import KILLED, Call, Facts
@@ -26,7 +27,7 @@ GRACE_SECONDS = 4.0
 """How late a call may end on a busy machine."""
 SLACK_SECONDS = 0.05
 RETRYABLE = {"queue_busy", "outcome_unknown", "storage_failed"}
-"""On a busy machine a disk may be slow: then a partition refuses work for a while, as storage_failed."""
+"""storage_failed: a partition that is being opened, or whose disk is slow, refuses work for a while."""
 DOCUMENTED: dict[str, set[str]] = {
     "produce": RETRYABLE | {"queue_full", "queue_held"},
     "lease": RETRYABLE,
@@ -227,8 +228,7 @@ class Checker:
                 if call.process not in self.evidence.killed:
                     self._problem("no answer", f"{call} has none, and its process was not killed")
                 continue
-            slow = "is slow" in call.message or "is failing" in call.message
-            if call.error and (call.error not in DOCUMENTED.get(call.op, RETRYABLE) or (call.error == "storage_failed" and not slow)):
+            if call.error and call.error not in DOCUMENTED.get(call.op, RETRYABLE):
                 self._problem("error", f"{call} ended with {call.error}: {call.message}")
             took = call.end - call.begin - self._frozen_seconds(call)
             if call.allowed and took > call.allowed + GRACE_SECONDS:
@@ -393,7 +393,7 @@ class Checker:
             batches[item.begin, item.acked].append(item)
         for items in batches.values():
             ordered = sorted(items, key=lambda item: item.place)
-            for one, other in zip(ordered, ordered[1:], strict=False):
+            for one, other in pairwise(ordered):
                 self._check_pair(one, other, first, resolved)
 
     def _check_pair(self, before: Produced | None, item: Produced, first: dict[str, float], resolved: dict[str, float]) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,8 @@ class Process:
         """Act until the process shall end. An error that is in the journal does not end it."""
         rng = self.rng(thread)
         while not self.stopping.is_set():
-            try:
+            with suppress(Failed):
                 act(rng)
-            except Failed:
-                pass
             self.stopping.wait(rng.expovariate(1 / pause))
 
 
@@ -334,10 +333,8 @@ async def _find_async(process: Process, broker: penstock.AsyncBroker) -> AsyncQu
 async def _repeat_async(process: Process, number: int, act: Callable[[random.Random], Awaitable[None]]) -> None:
     rng = process.rng(number)
     while not process.stopping.is_set():
-        try:
+        with suppress(Failed):
             await act(rng)
-        except Failed:
-            pass
         await asyncio.sleep(rng.expovariate(1 / 0.04))
 
 
