@@ -180,6 +180,10 @@ class EmbeddedBroker:
             except PenstockError as error:
                 cancels.append(_cannot_cancel)
                 done(error)
+            except Exception as error:  # a bug of Penstock: the caller still gets an answer, and so do the others
+                _log.exception("%s went wrong", type(operation).__name__)
+                cancels.append(_cannot_cancel)
+                done(caused_by_bug(error))
         for loop in loops.values():
             loop.run_submitted()
         return cancels
