@@ -46,6 +46,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._numbers = itertools.count(1)
+        self.pending: dict[int, tuple[str, float]] = {}
+        """The calls under way: number → operation, and when it began."""
 
     def write(self, **facts: Any) -> None:
         os.write(self._file, json.dumps({"t": time.monotonic(), **facts}, separators=(",", ":")).encode() + b"\n")
@@ -67,6 +69,7 @@ class Journal:
         allowed: the seconds after which it must have ended.
         """
         outcome = Outcome(number := self.begin(operation, allowed, **facts))
+        self.pending[number] = operation, time.monotonic()
         try:
             yield outcome
         except PenstockError as error:
@@ -80,6 +83,8 @@ class Journal:
         except BaseException as error:
             self.write(n=number, error="crash", message=f"{type(error).__name__}: {error}")
             raise
+        finally:
+            del self.pending[number]
         self.write(n=number, answer=outcome.answer)
 
     def run(self, operation: str, allowed: float, do: Callable[[], T], **facts: Any) -> T:

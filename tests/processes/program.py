@@ -33,6 +33,7 @@ CALL_SECONDS = 30.0
 LEASE_GRACE_SECONDS = 5.0
 """How much longer than its wait a lease may take, by broker/remote.py."""
 CURSOR = "audit"
+LONG_SECONDS = 8.0
 
 
 class Process:
@@ -462,10 +463,23 @@ ROLES: dict[str, Callable[[Process], Any]] = {
 }
 
 
+def watch(process: Process) -> None:
+    """Write the stacks of all threads to stderr when a call takes long: a hint for the search of the reason."""
+    told: set[int] = set()
+    while True:
+        time.sleep(0.5)
+        for number, (name, began) in [*process.journal.pending.items()]:
+            if time.monotonic() - began > LONG_SECONDS and number not in told:
+                told.add(number)
+                print(f"{name} {number} takes more than {LONG_SECONDS} s", file=sys.stderr, flush=True)
+                faulthandler.dump_traceback(sys.stderr)
+
+
 def main(directory: str, journal: str, role: str, seed: str) -> None:
     process = Process(directory, Path(journal), int(seed))
     faulthandler.register(signal.SIGUSR1)  # the driver asks a process that does not end where its threads are
     signal.signal(signal.SIGTERM, lambda *_: process.stopping.set())
+    threading.Thread(target=watch, args=(process,), daemon=True).start()
     ROLES[role](process)
     process.journal.close()
 
