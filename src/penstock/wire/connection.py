@@ -192,6 +192,8 @@ class WireConnection:
         self.lost = True
         with suppress(OSError):
             self._socket.close()
+        for call in self._calls.values():  # perhaps the fork is in a signal handler, in the middle of a call
+            call.lost = True
 
     def wait_for_hang_up(self, wake: int, seconds: float | None) -> None:
         """Wait until the connection ends, the descriptor `wake` can be read, or the time is over."""
