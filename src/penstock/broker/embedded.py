@@ -185,7 +185,7 @@ class EmbeddedBroker:
         return cancels
 
     def _enter(self, operation: Operation[Any], callback: AnswerCallback) -> tuple[Loop | None, Cancel]:
-        """Add an operation to the requests of its queue, and give its loop: a turn must follow. None: none is needed."""
+        """Add an operation to the requests of its queue, and give its loop, which must run a turn; None: none."""
         request = self._request(operation)
         if request is None:
             self._check_open()

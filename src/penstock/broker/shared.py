@@ -36,6 +36,7 @@ _log = logging.getLogger("penstock")
 SECRET_BYTES = 16
 MAX_UNFINISHED = 3
 RETRY_SECONDS = 0.01
+EXCLUSIVE_SECONDS = 0.05
 HELLO_WITHIN = 5 * SECOND
 """How long a reconnecting client waits for the owner's answer to its hello, before it looks again who the owner is."""
 
@@ -179,7 +180,7 @@ class SharedBroker:
     def _try_to_own(self) -> bool:
         """Take the lock and open the broker; False when another process has the lock."""
         try:
-            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, **self._options)
+            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, exclusive=False, **self._options)
         except BrokerLocked:
             return False
         listener = None
@@ -213,11 +214,13 @@ class SharedBroker:
         """Connect to the owner. ConnectionLost when that is not possible now."""
         holder = holder_of(self.directory)
         if holder is None:
-            raise ConnectionLost("nobody owns the directory")
-        if not holder.secret:
-            if self._own or open_read_only(self._target).owner() is not None:
+            raise ConnectionLost("it was never opened")
+        if holder.exclusive:
+            threading.Event().wait(EXCLUSIVE_SECONDS)  # the text may be that of a process that has just ended
+            if holder_of(self.directory) == holder and self._is_locked():
                 raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
-            raise ConnectionLost("nobody owns the directory")
+        if holder.exclusive or not holder.secret:
+            raise ConnectionLost("it takes no clients yet")
         try:
             return WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
         except OSError as error:
@@ -264,14 +267,17 @@ class SharedBroker:
         return f"the owner of {self.directory}"
 
     def _not_reached(self, error: Exception) -> PenstockError:
-        if str(error) == "nobody owns the directory" or not self._is_locked():
+        if not self._is_locked():
             return BrokerClosed(
                 f"no process has {self.directory} open, and this one may not own it (own=False); start `penstock own {self.directory}`"
             )
         return BrokerLocked(f"{self._describe_owner()} does not answer ({error}); wait longer (wait=…), or end that process")
 
     def _is_locked(self) -> bool:
-        return open_read_only(self._target).owner() is not None
+        try:
+            return open_read_only(self._target).owner() is not None
+        except InvalidRequest:  # there is no such directory
+            return False
 
     # -- other processes -----------------------------------------------------------------------------
 

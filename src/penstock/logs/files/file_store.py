@@ -52,6 +52,7 @@ class FileStore:
         self.name = roots[0].path
         self.inbox = FileInbox(files, self.name)
         self.lock_attempts = LOCK_ATTEMPTS
+        self.exclusive = True
         self._locks: list[DirectoryLock] = []
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
@@ -71,6 +72,7 @@ class FileStore:
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         lock_attempts: int = LOCK_ATTEMPTS,
+        exclusive: bool = True,
     ) -> "FileStore":
         """Open the storage roots, of which the first is the primary one; create those that do not exist."""
         parsed = parse_roots(roots)
@@ -78,7 +80,7 @@ class FileStore:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
         check_range("segment_bytes", segment_bytes, 1, 1 << 40)
         store = cls(files or SystemFiles(), parsed, durability, segment_bytes, compression, read_only)
-        store.lock_attempts = lock_attempts
+        store.lock_attempts, store.exclusive = lock_attempts, exclusive
         store._open(clock or SystemClock(), entropy)
         _opened.add(store)
         return store
@@ -235,7 +237,7 @@ class FileStore:
             self.files.make_directory(root.path)
             sync_parents(self.files, root.path)
         for root in self.roots:
-            self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts))
+            self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts, self.exclusive))
         for root in new:
             write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
 

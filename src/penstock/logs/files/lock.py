@@ -36,8 +36,10 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     host: str
     since: int
     """Wall time in microseconds."""
+    exclusive: bool = False
+    """Whether it shares the broker with no other process."""
     secret: str = ""
-    """What a client must know; "" when the holder serves no clients."""
+    """What a client must know; "" when clients cannot connect (yet)."""
     socket: str = ""
     """The path of its socket, if that is not in the root."""
     unfinished: list[int] = []
@@ -79,7 +81,7 @@ class DirectoryLock:
         self._files.pwrite(self._handle, text, 0)
 
 
-def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS) -> DirectoryLock:
+def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS, exclusive: bool = True) -> DirectoryLock:
     """Lock a root; BrokerLocked, with the holder's name, if another process has it."""
     path = f"{root}/{LOCK}"
     handle = None
@@ -98,7 +100,7 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
-        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, unfinished=[*unfinished, now][-_NOTED:]))
+        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, exclusive, unfinished=[*unfinished, now][-_NOTED:]))
     except BaseException:
         files.unlock(handle)
         raise
