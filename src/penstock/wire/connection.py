@@ -111,6 +111,7 @@ class WireConnection:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         """Held by the thread that reads."""
+        self._closing = False
         self._callback_thread: InterruptSafeThread | None = None
         self._callbacks_wait: SimpleQueue[None] = SimpleQueue()
         self._readable, self._writable = select.poll(), select.poll()
@@ -156,6 +157,7 @@ class WireConnection:
                         raise
                     finally:
                         self._reading.release()
+                        self._close_unless_read()
                 else:
                     call.sleep(left / SECOND)
         finally:
@@ -184,8 +186,19 @@ class WireConnection:
 
     def close(self) -> None:
         self.lose()
-        with self._sending, suppress(OSError):
-            self._socket.close()
+        self._closing = True
+        self._close_unless_read()
+
+    def _close_unless_read(self) -> None:
+        """Close the socket, or leave that to the thread that reads it. That thread may be about to wait for the
+        descriptor: once it is closed, the same number may be another connection, for which it would wait in vain.
+        """
+        if self._closing and self._reading.acquire(blocking=False):
+            try:
+                with self._sending, suppress(OSError):
+                    self._socket.close()
+            finally:
+                self._reading.release()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor, and do not end the parent's connection."""
@@ -261,6 +274,7 @@ class WireConnection:
                 self._callbacks_wait.get()
             with self._reading:
                 self._read_until(lambda: not self._callback_numbers, None)
+            self._close_unless_read()
             self._pass_on()
 
     # -- sending -------------------------------------------------------------------------------------

@@ -124,6 +124,12 @@ class ServedConnection:
                 self.ended = True
                 raise
 
+    def close(self) -> None:
+        """Close the socket when no thread sends: its descriptor's number may be another connection's at once."""
+        with self._sending:
+            self.ended = True
+            self.socket.close()
+
     def send_more(self, now: int) -> None:
         """Send what is buffered, as far as possible. Raises OSError."""
         with self._sending:
@@ -304,10 +310,9 @@ class WireServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        connection.ended = True
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
-        connection.socket.close()
+        connection.close()
         for session in [session for session, (_, call) in self._sessions.items() if call.connection is connection]:
             del self._sessions[session]
         self._submitted = [one for one in self._submitted if one[1].connection is not connection]
