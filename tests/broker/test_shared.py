@@ -20,8 +20,8 @@ import penstock
 from penstock.broker import shared
 from penstock.broker.shared import SharedHome
 from penstock.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, OutcomeUnknown, QueueBusy, QueueExists
-from penstock.words.clock import SECOND
 from penstock.wire import address
+from penstock.words.clock import SECOND
 from tests.broker.owner_process import BrokerProcess
 
 

@@ -29,7 +29,7 @@ from penstock.wire import address
 from penstock.wire.connection import ConnectionLost, WireConnection
 from penstock.wire.server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, PenstockError
+from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -163,19 +163,31 @@ class SharedBroker:
     def _connect_or_own(self, deadline: int) -> None:
         """Become the owner, or connect to it. Raises when neither is possible before the deadline (elapsed)."""
         while True:
-            if self._own and self._try_to_own():
-                return
             try:
-                connection = self._connect(deadline)
+                connection = self._own_or_connect(deadline)
+                break
             except ConnectionLost as error:
                 if self.clock.read().elapsed >= deadline:
                     raise self._not_reached(error) from None
                 threading.Event().wait(RETRY_SECONDS)
-                continue
-            self._remote = RemoteBroker(
-                connection, self._reconnect, lambda: self._describe_owner(), lambda: open_read_only(self._target), self.clock
-            )
-            return
+        if connection is not None:
+            self._remote = RemoteBroker(connection, self._reconnect, self._describe_owner, lambda: open_read_only(self._target), self.clock)
+
+    def _own_or_connect(self, deadline: int) -> WireConnection | None:
+        """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now."""
+        failure: PenstockError | None = None
+        if self._own:
+            try:
+                if self._try_to_own():
+                    return None
+            except (CorruptLog, StorageFailed) as error:  # a newer owner may understand what this version does not
+                failure = error
+        try:
+            return self._connect(deadline)
+        except ConnectionLost:
+            if failure is not None:
+                raise failure from None
+            raise
 
     def _try_to_own(self) -> bool:
         """Take the lock and open the broker; False when another process has the lock."""
@@ -232,16 +244,21 @@ class SharedBroker:
             raise ConnectionLost("the owner has changed") from None
 
     def _reconnect(self) -> WireConnection | None:
-        """After the connection was lost: take over if nobody owns the directory, and connect to the owner.
+        """After the connection was lost: take over if nobody owns the directory, or connect to the owner.
 
         When this process has become the owner, calls that were under way go through its own socket.
         """
+        deadline = self.clock.read().elapsed + HELLO_WITHIN
         with self._opening:
             if self._closed:
                 return None
-            if self._own and self._owner is None and self._may_take_over() and self._try_to_own():
-                _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
-        return self._connect(self.clock.read().elapsed + HELLO_WITHIN)
+            if self._owner is not None or not self._may_take_over():
+                return self._connect(deadline)
+            connection = self._own_or_connect(deadline)
+        if connection is not None:
+            return connection
+        _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        return self._connect(deadline)
 
     def _may_take_over(self) -> bool:
         holder = holder_of(self.directory)

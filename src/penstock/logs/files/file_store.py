@@ -20,7 +20,7 @@ from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, s
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.lock import LOCK_ATTEMPTS, DirectoryLock, LockHolder, read_holder, take_lock
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.root import LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
+from penstock.logs.files.root import FORMAT, LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
@@ -240,6 +240,10 @@ class FileStore:
             self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts, self.exclusive))
         for root in new:
             write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
+        for root in self.roots:
+            marker = None if root in new else read_marker(self.files, root.path)  # as it is under the lock
+            if marker is not None and marker.format < FORMAT:
+                write_marker(self.files, root.path, marker)
 
     def _check_space(self, root: Root) -> None:
         if self.files.free_bytes(nearest(self.files, root.path)) < MIN_FREE_BYTES:

@@ -48,7 +48,7 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if self.pid == os.getpid() and self.host == _host():
-            return f"this very process since {since} (a broker that was not closed)"
+            return f"this very process since {since}"
         return f"process {self.pid} on {self.host} since {since}"
 
 
@@ -96,7 +96,7 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             break
     if handle is None:
         holder = read_holder(files, root)
-        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it, so close that one first")
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it: close it there first")
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
