@@ -34,13 +34,6 @@ GUNICORN = ["gunicorn", "--no-control-socket", "--graceful-timeout", "20", "--lo
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Wait until a condition holds."""
-    began = time.monotonic()
-    try:
-        _until(condition, what)
-    finally:
-        print(f"{time.monotonic() - began:.2f}", what)
-
-def _until(condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, f"not in time: {what}"
@@ -122,10 +115,12 @@ class Site:
         self._stack.callback(self.end_stream)
         self.await_more()
 
-    def await_more(self, count: int = 20) -> None:
+    def await_more(self, after: str = "the beginning", count: int = 20) -> None:
         """Wait until so many more orders are answered."""
         wanted = len(self.answered) + count
         until(lambda: len(self.answered) >= wanted, f"{count} more orders")
+        print(f"after {after}: {len(self.answered)} answered, {len(self.unanswered)} not, the longest took {self.longest:.2f} s")
+        self.longest = 0.0
 
     def end_stream(self) -> None:
         self._ended.set()
@@ -172,7 +167,6 @@ class Site:
         assert set(times.values()) == {1}, "no order is there twice"
         assert {item.value["amount"]: item.id for item in found}.items() >= self.answered.items()
         assert self.refused == []
-        print(f"{len(self.answered)} answered, {len(self.unanswered)} not, the longest after {self.longest:.2f} s")
 
 
 def all_items(queue: penstock.Queue) -> Iterator[penstock.ListedItem]:
@@ -219,32 +213,31 @@ def test_fastapi_under_uvicorn(site: Site) -> None:
     place_some(site)
     site.begin_stream()
     killed = site.kill_owner()
+    site.await_more("the kill of the owner")
     site.await_users(2, gone={killed})  # uvicorn has started another
-    site.await_more()
     before = site.users()
     server.send_signal(signal.SIGHUP)
     site.await_users(2, gone=before)
-    site.await_more()
+    site.await_more("the restart of all web workers")
     site.check(handled=False)
 
 
 def test_flask_under_gunicorn_with_preload(site: Site) -> None:
     """The master opens the directory, and is its owner; the web workers inherit the broker."""
     server = site.start(*GUNICORN, "-w", "4", "--preload", "-b", f"127.0.0.1:{site.port}", "flask_app:app")
-    site.start("penstock.cli", "work", "handlers:handle", "--queue", "orders", "--concurrency", "4")
     site.await_start()
-    site.await_users(2)  # a web worker opens its own connection at its first request
+    site.start("penstock.cli", "work", "handlers:handle", "--queue", "orders", "--concurrency", "4")
     assert site.owner.pid == server.pid
     place_some(site)
     site.begin_stream()
     web_workers = children(server.pid)
     os.kill(web_workers[0], signal.SIGKILL)
     until(lambda: len({*children(server.pid)} - {web_workers[0]}) == 4, "gunicorn has started another")
-    site.await_more()
+    site.await_more("the kill of a web worker")
     web_workers = children(server.pid)
     server.send_signal(signal.SIGHUP)
     until(lambda: not {*web_workers} & {*children(server.pid)}, "gunicorn has replaced all")
-    site.await_more()
+    site.await_more("the reload of all web workers")
     assert site.kill_owner() == server.pid
     site.check()
 
@@ -275,12 +268,12 @@ def kill_and_reload(site: Site, server: "subprocess.Popen[bytes]", count: int) -
     site.begin_stream()
     killed = site.kill_owner()
     assert killed != server.pid
+    site.await_more("the kill of the owner")
     site.await_users(count, gone={killed})
-    site.await_more()
     web_workers = children(server.pid)
     server.send_signal(signal.SIGHUP)
     site.await_users(count, gone={*web_workers})
-    site.await_more()
+    site.await_more("the reload of all web workers")
 
 
 def children(pid: int) -> list[int]:
