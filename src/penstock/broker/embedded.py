@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxProcessor, write_state
@@ -537,6 +537,9 @@ class EmbeddedBroker:
         self.inbox.abandon()
         for loop in list(self._loops.values()):
             loop.abandon()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a broker in memory, or with exclusive=True, cannot be sent to another process; open one there")
 
     # -- helpers -------------------------------------------------------------------------------------
 

@@ -202,6 +202,8 @@ class WireConnection:
     def abandon(self) -> None:
         """In a forked child: close the descriptor, and do not end the parent's connection."""
         self.lost = True
+        for call in self._calls.values():  # perhaps the fork is in a signal handler, in the middle of a call
+            call.lost = True
         with suppress(OSError):
             self._socket.close()
 

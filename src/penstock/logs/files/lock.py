@@ -75,12 +75,8 @@ class DirectoryLock:
             self._write()
 
     def release(self) -> None:
-        """Unlock, also for forked children that still have the file open."""
+        """Unlock. A forked child has closed its copy (words/forks.py), and must not call this."""
         self._files.unlock(self._handle)
-
-    def abandon(self) -> None:
-        """In a forked child: close the file. The lock stays the parent's."""
-        self._files.close(self._handle)
 
     def _write(self) -> None:
         text = json.dumps(msgspec.to_builtins(self.holder)).encode().ljust(TEXT_BYTES - 1) + b"\n"
@@ -108,7 +104,7 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
         return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, exclusive, unfinished=[*unfinished, now][-_NOTED:]))
     except BaseException:
-        files.close(handle)
+        files.unlock(handle)
         raise
 
 
