@@ -17,11 +17,12 @@ from penstock.wire.connection import ConnectionLost, WireConnection
 from penstock.wire.messages import ANSWER, CALL, CANCEL, MAX_MESSAGE_BYTES, WELCOME, MessageBuffer, encode_message, encode_refusal
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueExists
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, QueueExists, Refused
 
 Reply = Callable[[Operation[Any]], Any]
 """What the owner answers: an answer, a PenstockError, None for nothing, or `DROP`."""
 DROP = object()
+UNKNOWN = OutcomeUnknown("not yet; wait")
 STORED = [StoredPart(0, None, Stored(7, 1))]
 
 
@@ -125,9 +126,7 @@ def test_a_lost_call_of_an_async_caller_is_sent_again(owner: ScriptedOwner, clie
     assert [owner.received.get().call.again for _ in range(2)] == [False, True]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    "unknown", [OutcomeUnknown("not yet; x"), [StoredPart(0, None, None, operations.Refused.of(OutcomeUnknown("not yet; x")))]]
-)
+@pytest.mark.parametrize("unknown", [UNKNOWN, [StoredPart(0, None, None, Refused.of(UNKNOWN))]], ids=["whole", "part"])
 @pytest.mark.parametrize("submitted", [False, True], ids=["call", "submit"])
 def test_a_repetition_that_could_not_be_run_is_sent_again(
     owner: ScriptedOwner, client: RemoteBroker, unknown: Any, submitted: bool
