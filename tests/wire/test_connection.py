@@ -1,71 +1,104 @@
-"""The client's side of the wire, with an owner that the test plays."""
+"""A client's connection that several threads use: when one of them leaves, or the connection is closed."""
 
-import os
-import socket
 import threading
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-from penstock.operations import DescribeOwner
+import pytest
+
+import penstock
+from penstock.broker.shared import SharedHome
+from penstock.logs.backends import holder_of
+from penstock.operations import FindQueue, LeaseItems, ProduceItems
+from penstock.wire import address
 from penstock.wire.connection import SentCall, WireConnection
-from penstock.wire.messages import MAJOR, MAX_MESSAGE_BYTES, MINOR, WELCOME, MessageBuffer, Welcome, encode_message
+from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
 
-CLOCK = SystemClock()
+MINUTE = 60 * SECOND
 
 
-def connected() -> tuple[WireConnection, socket.socket]:
-    """A connection, and the owner's end of it."""
-    ours, theirs = socket.socketpair()
-    theirs.sendall(encode_message(WELCOME, 0, Welcome(MAJOR, MINOR)))
-    connection = WireConnection(ours, "secret", CLOCK, CLOCK.read().elapsed + 10 * SECOND)
-    assert [message.number for message in MessageBuffer(MAX_MESSAGE_BYTES).feed(theirs.recv(1000))] == [0]
-    return connection, theirs
+def connect(directory: Path) -> WireConnection:
+    holder = holder_of(str(directory))
+    assert holder is not None
+    clock = SystemClock()
+    return WireConnection(address.connect(str(directory)), holder.secret, clock, clock.read().elapsed + MINUTE)
 
 
-class BlockedPoll:
-    """Waits for a signal before each wait for the descriptor."""
-
-    def __init__(self, poll: Any) -> None:
-        self._poll = poll
-        self.reached, self.go = threading.Event(), threading.Event()
-
-    def poll(self, timeout: float | None) -> Any:
-        self.reached.set()
-        self.go.wait()
-        return self._poll.poll(timeout)
+def lease(connection: WireConnection, incarnation: int) -> SentCall:
+    """Send a lease that waits, and give the call."""
+    call, now = SentCall(LeaseItems), SystemClock().read().elapsed
+    connection.send(LeaseItems(queue=incarnation, wait=MINUTE), call, now + MINUTE)
+    return call
 
 
-def test_a_connection_that_is_closed_while_a_thread_begins_to_read_ends_that_threads_call() -> None:
-    """Otherwise the thread waits for whatever gets the number of the closed descriptor: the next connection."""
-    connection, theirs = connected()
-    blocked = BlockedPoll(connection._readable)
-    connection._readable = blocked  # type: ignore[assignment]
-    call = SentCall(DescribeOwner)
-    deadline = CLOCK.read().elapsed + 30 * SECOND
-
-    def use() -> None:
-        connection.send(DescribeOwner(), call, deadline)
-        connection.wait(call, deadline)
-
-    thread = threading.Thread(target=use)
+def in_thread(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)
     thread.start()
-    blocked.reached.wait()
-    number = connection.fileno()
-    connection.close()
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-    assert number not in opened, "it is open until the thread has left it"
-    blocked.go.set()
-    thread.join(10)
-    assert not thread.is_alive() and call.lost
-    assert connection.fileno() == -1, "closed by the thread that read"
-    for descriptor in opened:
-        os.close(descriptor)
-    theirs.close()
+    return thread
 
 
-def test_a_connection_that_nobody_reads_is_closed_at_once() -> None:
-    connection, theirs = connected()
-    connection.close()
-    assert connection.fileno() == -1
-    assert b"" in (theirs.recv(1000), theirs.recv(1000))
-    theirs.close()
+def test_a_thread_that_leaves_at_its_deadline_lets_another_one_read(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as broker:
+        queue = broker.create_queue("q")
+        assert isinstance(broker._home, SharedHome)
+        connection = connect(tmp_path / "data")
+        now = connection._clock.read().elapsed
+        first, second = lease(connection, queue.incarnation), lease(connection, queue.incarnation)
+        reader = in_thread(lambda: connection.wait(first, now + SECOND // 2))
+        while not connection._reading.locked():
+            pass
+        other = in_thread(lambda: connection.wait(second, now + MINUTE))
+        reader.join()
+        assert not first.done
+        connection.cancel(first)
+        queue.produce(b"for the second")
+        other.join(30)
+        assert second.done and second.answer
+        connection.close()
+
+
+def test_a_connection_is_not_closed_while_a_thread_is_about_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else that thread would wait for the file that gets the number of the closed descriptor."""
+    with penstock.open(tmp_path / "data") as broker:
+        queue = broker.create_queue("q")
+        connection = connect(tmp_path / "data")
+        about_to_read, go_on = threading.Event(), threading.Event()
+        read_some = connection._read_some
+
+        def slowly(milliseconds: float | None) -> None:
+            about_to_read.set()
+            go_on.wait(60)
+            read_some(milliseconds)
+
+        monkeypatch.setattr(connection, "_read_some", slowly)
+        call, now = lease(connection, queue.incarnation), connection._clock.read().elapsed
+        waiting = in_thread(lambda: connection.wait(call, now + MINUTE))
+        assert about_to_read.wait(60)
+        closing = in_thread(connection.close)
+        while not call.lost:
+            pass
+        assert connection.fileno() >= 0 and closing.is_alive()
+        go_on.set()
+        waiting.join(30)
+        closing.join(30)
+        assert not waiting.is_alive() and not closing.is_alive()
+        assert connection.fileno() == -1
+
+
+def test_a_callback_may_close_the_connection(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "data") as broker:
+        queue = broker.create_queue("q")
+        connection = connect(tmp_path / "data")
+        closed = threading.Event()
+
+        def close(_: SentCall) -> None:
+            connection.close()
+            closed.set()
+
+        now = connection._clock.read().elapsed
+        connection.send(ProduceItems(queue=queue.incarnation, batch=Batch([b"x"])), SentCall(ProduceItems, close), now + MINUTE)
+        assert closed.wait(30)
+        call = SentCall(FindQueue)
+        connection.send(FindQueue(name="q"), call, now + MINUTE)
+        assert call.lost

@@ -26,7 +26,7 @@ from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
 from penstock.wire import address
-from penstock.wire.connection import ConnectionLost, WireConnection
+from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
 from penstock.wire.server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
@@ -63,6 +63,7 @@ class SharedBroker:
         self._opening = threading.RLock()
         self._closed = False
         self._told_unfinished = False
+        self._became_owner = threading.Event()
         if now:
             self._connect_or_own(self.clock.read().elapsed + wait)
         _shared.add(self)
@@ -121,6 +122,10 @@ class SharedBroker:
     def is_owner(self) -> bool:
         return self._owner is not None
 
+    def wait_until_owner(self, seconds: float | None = None) -> bool:
+        """Wait until this process is the owner, at most so long; gives whether it is."""
+        return self._became_owner.wait(seconds)
+
     def _home(self) -> Home:
         """The home that answers now. The first use after a fork connects, or makes this process the owner."""
         home = self._owner or self._remote
@@ -171,7 +176,7 @@ class SharedBroker:
                     raise self._not_reached(error) from None
                 threading.Event().wait(RETRY_SECONDS)
         if connection is not None:
-            self._remote = RemoteBroker(connection, self._reconnect, self._describe_owner, lambda: open_read_only(self._target), self.clock)
+            self._remote = RemoteBroker(connection, self._reconnect, self.describe_owner, lambda: open_read_only(self._target), self.clock)
 
     def _own_or_connect(self, deadline: int) -> WireConnection | None:
         """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now."""
@@ -202,15 +207,18 @@ class SharedBroker:
             store.lock.announce(secret, self._socket_path)
             # Clients connect from here on, and are answered when the broker is open.
             owner = self._open_owner(store)
-        except BaseException:
+        except BaseException as error:
             if listener is not None:
                 listener.close()
                 address.unlink(self.directory, self._socket_path)
             store.close()
+            if isinstance(error, OSError):
+                raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
         self._server = WireServer(owner, listener, secret)
         owner.list_clients = self._server.clients
         self._owner = owner
+        self._became_owner.set()
         return True
 
     def _open_owner(self, store: FileStore) -> EmbeddedBroker:
@@ -276,7 +284,8 @@ class SharedBroker:
             )  # fmt: skip
         return False
 
-    def _describe_owner(self) -> str:
+    def describe_owner(self) -> str:
+        """The owner in words, for messages."""
         with suppress(PenstockError):
             holder = holder_of(self.directory)
             if holder is not None:
@@ -284,11 +293,12 @@ class SharedBroker:
         return f"the owner of {self.directory}"
 
     def _not_reached(self, error: Exception) -> PenstockError:
-        if not self._is_locked():
+        if not self._own and not self._is_locked():
             return BrokerClosed(
                 f"no process has {self.directory} open, and this one may not own it (own=False); start `penstock own {self.directory}`"
             )
-        return BrokerLocked(f"{self._describe_owner()} does not answer ({error}); wait longer (wait=…), or end that process")
+        why = "" if str(error) == NO_ANSWER else f" ({error})"
+        return BrokerLocked(f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or end that process")
 
     def _is_locked(self) -> bool:
         try:
@@ -307,7 +317,7 @@ class SharedBroker:
 
         Another thread may have been anywhere at the fork: nothing of the parent's is used, and no lock is waited for.
         """
-        self._opening = threading.RLock()
+        self._opening, self._became_owner = threading.RLock(), threading.Event()
         owner, server, remote = self._owner, self._server, self._remote
         self._owner = self._server = self._remote = None
         if server is not None:
@@ -356,6 +366,10 @@ class SharedHome:
 
     def staging(self) -> Staging:
         return self.broker.staging()
+
+    def wait_until_owner(self, seconds: float | None = None) -> bool:
+        """Wait until this process is the owner, at most so long; gives whether it is."""
+        return self.broker.wait_until_owner(seconds)
 
     def close(self) -> None:
         with _registry.changing:
