@@ -4,10 +4,11 @@ Owns: `ModelState` (the state of `PartitionModel`), `ModelLease` (one lease), `C
 with a real partition).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from penstock.rules.calls import CallName
 from penstock.rules.item_states import ItemState
 from penstock.words.clock import Moment
 from penstock.words.limits import Policy
@@ -76,7 +77,7 @@ class ModelState:
         """Every lease ever granted; those with `ended_at` have ended."""
         self.paused_lease = False
         self.paused_produce = False
-        self.answers: dict[bytes, tuple[int, Any]] = {}
+        self.answers: dict[bytes, tuple[int, int, Any]] = {}
         """Request id → (remembered until, answer); for a lease request its lease number."""
         self.dedups: dict[bytes, tuple[int, int]] = {}
         """Dedup id → (remembered until, offset of the first item)."""
@@ -96,7 +97,7 @@ class ModelState:
             (self.paused_lease, self.paused_produce),
             self.policy,
             {item.offset for item in items if item.overdue},
-            {name for name, (until, _) in self.answers.items() if until > now.elapsed},
+            {name for name, (until, _, _) in self.answers.items() if until > now.elapsed},
             {name: offset for name, (until, offset) in self.dedups.items() if until > now.elapsed},
             {item.offset for item in items if item.dropped},
             dict(self.cursors),
@@ -166,11 +167,11 @@ class ModelState:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def known(self, request: bytes | None, now: Moment) -> Any:
-        """The remembered answer to a request, if there is one."""
-        until, answer = self.answers.get(request, (0, None)) if request is not None else (0, None)
-        return answer if until > now.elapsed else None
+    def known(self, calls: Sequence[CallName], now: Moment) -> Any:
+        """The remembered answer to a call, if there is one."""
+        until, number, answer = self.answers.get(calls[0].session, (0, 0, None)) if calls else (0, 0, None)
+        return answer if until > now.elapsed and number == calls[0].number else None
 
-    def remember(self, request: bytes | None, now: Moment, answer: Any) -> None:
-        if request is not None:
-            self.answers[request] = (now.elapsed + self.policy.result_memory, answer)
+    def remember(self, calls: Sequence[CallName], now: Moment, answer: Any) -> None:
+        for call in calls:
+            self.answers[call.session] = (now.elapsed + self.policy.result_memory, call.number, answer)

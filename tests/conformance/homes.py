@@ -21,7 +21,6 @@ from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, answ
 from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError
 
-
 OPTIONS: dict[str, Any] = {"durability": "fsync", "segment_bytes": SEGMENT_BYTES, "compression": True, "entropy": os.urandom}
 
 
@@ -83,8 +82,8 @@ class ClientHomeUnderTest(HomeUnderTest):
         self.stack = ExitStack()
         shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
         self.stack.callback(shared.close)
-        assert isinstance(owner := shared._owner, EmbeddedBroker)
-        self.owner = owner
+        assert shared._owner is not None
+        self.owner = shared._owner
         client = SharedBroker(self.target(folder), own=False, wait=SECOND, min_free_bytes=0, **OPTIONS)
         self.stack.callback(client.close)
         self.home = client
@@ -97,8 +96,8 @@ class OwnerHomeUnderTest(HomeUnderTest):
         self.stack = ExitStack()
         shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
         self.stack.callback(shared.close)
-        assert isinstance(owner := shared._owner, EmbeddedBroker)
-        self.owner, self.home = owner, shared
+        assert shared._owner is not None
+        self.owner, self.home = shared._owner, shared
 
 
 HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {

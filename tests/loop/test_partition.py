@@ -10,6 +10,7 @@ from penstock.logs.log import Frame, FrameType
 from penstock.loop import item_cache
 from penstock.loop.partition import Partition
 from penstock.rules import base
+from penstock.rules.calls import CallName
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.clock import DAY, SECOND
@@ -168,7 +169,7 @@ def test_a_failed_produce_repeated_with_its_request_id_is_stored_once() -> None:
     for failing in range(1, 12):
         files, clock = SimulatedFiles(), ManualClock()
         partition = on_disk(files, clock)
-        command = Produce(items("a"), request=bytes(16))
+        command = Produce(items("a"), calls=(CallName(bytes(16)),))
         files.fail(files.calls + failing, errno.EIO)
         try:
             partition.run(command)

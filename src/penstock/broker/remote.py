@@ -27,10 +27,18 @@ from penstock.operations import (
     AnswerCallback,
     AwaitItems,
     Cancel,
+    ClearItems,
+    CompactQueue,
+    DeleteQueue,
     LeaseItems,
     Operation,
     PublishLog,
     Query,
+    ReadHistory,
+    RedriveItems,
+    ReleaseCursor,
+    ResizeQueue,
+    SeekItems,
     SettleItems,
 )
 from penstock.rules.commands import Call
@@ -43,8 +51,13 @@ _log = logging.getLogger("penstock")
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
 RECONNECT_SECONDS = 0.01
+FAILURE_SECONDS = 0.5
+"""How long to wait after this process could not open the directory, before it is tried again."""
 TICK_SECONDS = 0.1
 """How often deadlines of submitted calls and leases to extend are looked at, while there are any."""
+LONG = 10 * TIMEOUT
+"""How long an operation may take that goes through a whole queue or its files."""
+LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
 SESSION_BYTES = 16
 
 
@@ -57,7 +70,7 @@ class RemoteCall:
         self.operation = operation
         self.call = call
         self.began = now
-        self._wait: int = getattr(operation, "wait", TIMEOUT)
+        self._wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
         waits = isinstance(operation, LeaseItems | AwaitItems)
         self.deadline = now + (self._wait + GRACE if waits else max(self._wait, SECOND))
         self.done = done
@@ -77,7 +90,7 @@ class RemoteCall:
         if self.call is not None:
             changes["call"] = Call(self.call.session, self.call.number, True, now - self.began)
         if hasattr(self.operation, "wait"):
-            changes["wait"] = max(0, self.began + self._wait - now)
+            changes["wait"] = max(0, self.began + self.operation.wait - now)
         return msgspec.structs.replace(self.operation, **changes)
 
     @property
@@ -114,6 +127,8 @@ class RemoteBroker:
         self._extending = False
         self._failure: PenstockError | None = None
         """Why no connection can be made; it ends every call."""
+        self._ticking = False
+        """Whether the thread looks at deadlines every TICK_SECONDS."""
         self._closed = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -155,7 +170,8 @@ class RemoteBroker:
         self._submitted[id(remote)] = remote
         if (connection := self._connection) is not None:
             self._send_submitted(remote, connection)
-        self._wake()
+        if not self._ticking:
+            self._wake()
         return lambda: self._cancel(remote)
 
     def _send_submitted(self, remote: RemoteCall, connection: WireConnection) -> None:
@@ -196,7 +212,8 @@ class RemoteBroker:
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self._extended[queue, partition, lease] = seconds, self.clock.read().elapsed + int(seconds * SECOND / 3)
-        self._wake()
+        if not self._ticking:
+            self._wake()
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         self._extended.pop((queue, partition, lease), None)
@@ -279,30 +296,35 @@ class RemoteBroker:
             if connection is None or connection.lost:
                 self._connect_again()
                 continue
-            connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._submitted or self._extended else None)
+            self._ticking = bool(self._submitted or self._extended)
+            connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._ticking else None)
             with suppress(OSError):
                 self._wake_receiver.recv(4096)
-            self._extend_leases()
-            self._end_late_calls()
+            try:
+                self._extend_leases()
+                self._end_late_calls()
+            except Exception:  # a bug: this thread must live on, for the next connection
+                _log.exception("deadlines of calls to the owner were not looked at")
 
     def _connect_again(self) -> None:
         """Make another connection, and send calls again that had no answer on the last one."""
         former, self._connection = self._connection, None
         if former is not None:
             former.close()
+        connection, pause = None, RECONNECT_SECONDS
         try:
             connection = self._reconnect()
             self._failure = None
         except ConnectionLost:
-            connection = None
+            self._failure = None
         except PenstockError as error:
-            connection, self._failure = None, error
-        except Exception as error:  # a bug, or no memory to take over: this thread must not end, and callers must learn why
-            _log.exception("this process could not take over from the former owner")
-            connection, self._failure = None, caused_by_bug(error)
+            self._failure, pause = error, FAILURE_SECONDS
+        except Exception as error:  # a bug: this thread must live on
+            _log.exception("no connection to the owner was made")
+            self._failure, pause = caused_by_bug(error), FAILURE_SECONDS
         if connection is None:
             self._end_late_calls()
-            threading.Event().wait(RECONNECT_SECONDS)
+            threading.Event().wait(pause)
             return
         for remote in [*self._submitted.values()]:
             self._send_submitted(remote, connection)
@@ -318,6 +340,8 @@ class RemoteBroker:
                 if remote.where is not None and remote.sent is not None:
                     remote.where.cancel(remote.sent)
                 self._end(remote, self._no_answer(remote))
+            elif self._failure is not None:
+                self._end(remote, self._failure)
 
     def _extend_leases(self) -> None:
         """Extend the leases that are due, one call for each queue."""
@@ -355,7 +379,7 @@ class RemoteBroker:
         if self._closed:
             raise _closed_error()
         if self._failure is not None:
-            raise self._failure
+            raise type(self._failure)(str(self._failure))  # its own exception for each thread: a traceback grows
 
 
 def _closed_error() -> BrokerClosed:

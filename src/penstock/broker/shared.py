@@ -28,12 +28,13 @@ from penstock.wire import address
 from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
 from penstock.wire.server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, PenstockError
+from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 
 _log = logging.getLogger("penstock")
 SECRET_BYTES = 16
 MAX_UNFINISHED = 3
 RETRY_SECONDS = 0.01
+EXCLUSIVE_SECONDS = 0.05
 HELLO_WITHIN = 5 * SECOND
 """How long a reconnecting client waits for the owner's answer to its hello, before it looks again who the owner is."""
 
@@ -133,22 +134,36 @@ class SharedBroker:
     def _connect_or_own(self, deadline: int) -> None:
         """Become the owner, or connect to it. Raises when neither is possible before the deadline (elapsed)."""
         while True:
-            if self._own and self._try_to_own():
-                return
             try:
-                connection = self._connect(deadline)
+                connection = self._own_or_connect(deadline)
+                break
             except ConnectionLost as error:
                 if self.clock.read().elapsed >= deadline:
                     raise self._not_reached(error) from None
                 threading.Event().wait(RETRY_SECONDS)
-                continue
+        if connection is not None:
             self._remote = RemoteBroker(connection, self._reconnect, self.describe_owner, lambda: open_read_only(self._target), self.clock)
-            return
+
+    def _own_or_connect(self, deadline: int) -> WireConnection | None:
+        """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now."""
+        failure: PenstockError | None = None
+        if self._own:
+            try:
+                if self._try_to_own():
+                    return None
+            except (CorruptLog, StorageFailed) as error:  # a newer owner may understand what this version does not
+                failure = error
+        try:
+            return self._connect(deadline)
+        except ConnectionLost:
+            if failure is not None:
+                raise failure from None
+            raise
 
     def _try_to_own(self) -> bool:
         """Take the lock and open the broker; False when another process has the lock."""
         try:
-            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, **self._options)
+            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, exclusive=False, **self._options)
         except BrokerLocked:
             return False
         listener = None
@@ -183,13 +198,13 @@ class SharedBroker:
         """Connect to the owner. ConnectionLost when that is not possible now."""
         holder = holder_of(self.directory)
         if holder is None:
-            raise ConnectionLost("nobody owns the directory")
-        if not holder.secret:
-            if not self._is_locked():
-                raise ConnectionLost("nobody owns the directory")
-            if holder.unfinished:  # it has the lock, and clients can connect in a moment
-                raise ConnectionLost("it is being opened or repaired")
-            raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
+            raise ConnectionLost("it was never opened")
+        if holder.exclusive:
+            threading.Event().wait(EXCLUSIVE_SECONDS)  # the text may be that of a process that has just ended
+            if holder_of(self.directory) == holder and self._is_locked():
+                raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
+        if holder.exclusive or not holder.secret:
+            raise ConnectionLost("it takes no clients yet")
         try:
             return WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
         except OSError as error:
@@ -201,16 +216,21 @@ class SharedBroker:
             raise ConnectionLost("the owner has changed") from None
 
     def _reconnect(self) -> WireConnection | None:
-        """After the connection was lost: take over if nobody owns the directory, and connect to the owner.
+        """After the connection was lost: take over if nobody owns the directory, or connect to the owner.
 
         When this process has become the owner, calls that were under way go through its own socket.
         """
+        deadline = self.clock.read().elapsed + HELLO_WITHIN
         with self._opening:
             if self._closed:
                 return None
-            if self._own and self._owner is None and self._may_take_over() and self._try_to_own():
-                _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
-        return self._connect(self.clock.read().elapsed + HELLO_WITHIN)
+            if self._owner is not None or not self._may_take_over():
+                return self._connect(deadline)
+            connection = self._own_or_connect(deadline)
+        if connection is not None:
+            return connection
+        _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        return self._connect(deadline)
 
     def _may_take_over(self) -> bool:
         holder = holder_of(self.directory)
@@ -237,7 +257,7 @@ class SharedBroker:
         return f"the owner of {self.directory}"
 
     def _not_reached(self, error: Exception) -> PenstockError:
-        if not self._own and (str(error) == "nobody owns the directory" or not self._is_locked()):
+        if not self._own and not self._is_locked():
             return BrokerClosed(
                 f"no process has {self.directory} open, and this one may not own it (own=False); start `penstock own {self.directory}`"
             )
@@ -245,7 +265,10 @@ class SharedBroker:
         return BrokerLocked(f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or end that process")
 
     def _is_locked(self) -> bool:
-        return open_read_only(self._target).owner() is not None
+        try:
+            return open_read_only(self._target).owner() is not None
+        except InvalidRequest:  # there is no such directory
+            return False
 
     # -- forks ---------------------------------------------------------------------------------------
 

@@ -61,6 +61,7 @@ def open_directory(
     clock: Clock,
     entropy: Callable[[int], bytes],
     lock_attempts: int = LOCK_ATTEMPTS,
+    exclusive: bool = True,
 ) -> FileStore:
     """Open one or more directories as their owner. BrokerLocked when another process is it."""
     directory = FileStore.open(
@@ -72,6 +73,7 @@ def open_directory(
         clock=clock,
         entropy=entropy,
         lock_attempts=lock_attempts,
+        exclusive=exclusive,
     )
     logs = directory.logs()
     if logs and (CATALOG, CATALOG) not in logs:

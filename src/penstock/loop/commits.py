@@ -247,7 +247,6 @@ class CommitTracker(PartitionSet):
             if request.cancelled:
                 self.settle_step.return_items(given)
         elif request.lost_to_damage or request.deadline > self.now:
-            request.request = None  # what was remembered under its id was undone
             self.lease_step.add_waiting(request)
             self.wants_turn = self.wants_turn or request.lost_to_damage
             request.lost_to_damage = False

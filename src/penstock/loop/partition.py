@@ -38,7 +38,7 @@ from penstock.loop.retention import (
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Answer, AskAgain, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.records import Due, Leased, Lost, Opened, PassedOver, Produced, ProgressSet, Record, RequestAnswered
+from penstock.rules.records import CallAnswered, Due, Leased, Lost, Opened, PassedOver, Produced, ProgressSet, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
@@ -58,7 +58,7 @@ NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
 Appended: TypeAlias = tuple[int, list[Record], Moment]
 """The sequence of the records' last frame, the records, and their time."""
-_NEEDS_NO_SYNC = (Leased, PassedOver, RequestAnswered, ProgressSet)
+_NEEDS_NO_SYNC = (Leased, PassedOver, CallAnswered, ProgressSet)
 
 
 class DroppedBuried(NamedTuple):
@@ -464,7 +464,7 @@ class Partition:
         for record in staged:
             if type(record) is Produced:
                 self._items.put(record, self._turn.wall)
-            if type(record) not in _NEEDS_NO_SYNC or (type(record) is RequestAnswered and record.ids is not None):
+            if type(record) not in _NEEDS_NO_SYNC or (type(record) is CallAnswered and record.answers[0].ids is not None):
                 self.owes_sync = True
         drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)

@@ -14,6 +14,7 @@ from penstock.logs.log import Log
 from penstock.loop.partition import Partition
 from penstock.loop.recovery import elapsed_shift
 from penstock.loop.requests import Request
+from penstock.rules.calls import CallMemory
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -110,6 +111,8 @@ class PartitionHandle:
         self.next_run: int | None = None
         self.transfers_under_way: dict[bytes, int] = {}
         """Destination → sequence of the transfer under way, or (negative) when to try again."""
+        self._calls_at_closing: CallMemory | None = None
+        """Of a closed partition: the calls that it remembers; None: unknown."""
         self._open_partition = open_partition
         self._clock = clock
         self._chance = chance
@@ -187,6 +190,30 @@ class PartitionHandle:
     @property
     def state(self) -> State:
         return self.usable_partition.state
+
+    def elapsed_at(self, now: int) -> int:
+        """Its elapsed time at an instant of the queue's clock, also while it is in I/O or closed."""
+        partition = self.partition
+        if partition is not None:
+            return max(now + partition.state.clock_shift, partition.state.moment.elapsed)
+        return now + (0 if self.summary is None else elapsed_shift(self.summary, self._clock.read(), self._clock.boot)[0])
+
+    def call_memory(self, now: int) -> CallMemory | None:
+        """The calls that it remembers; None: they are not known before it is opened.
+
+        In every state a call that is not in it is not stored: records are applied before they are written, and nobody
+        applies others while the partition is in I/O or closed.
+        """
+        partition = self.partition
+        if partition is not None:
+            return partition.state.calls
+        if self._calls_at_closing is None and self.summary is not None and self.summary.calls_until <= self.elapsed_at(now):
+            self._calls_at_closing = CallMemory()
+        return self._calls_at_closing
+
+    def must_be_asked(self, now: int) -> bool:
+        """Whether it must be opened, or is being opened, to learn which calls it remembers."""
+        return self.error is None and self.call_memory(now) is None
 
     @property
     def refusal(self) -> PenstockError:
@@ -417,6 +444,7 @@ class PartitionHandle:
         """Close the partition, and keep its summary."""
         assert self.partition is not None
         self.summary = self.partition.summary()
+        self._calls_at_closing = self.partition.state.calls
         self._idle_records = -1
         partition, self.partition = self.partition, None
         partition.close()

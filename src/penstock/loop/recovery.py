@@ -55,6 +55,7 @@ def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, li
     for gap in gaps:  # again: records after a gap may name items that it took
         machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
     if gaps:
+        state.calls.watermark = max(state.calls.watermark, state.moment.elapsed)  # calls may be forgotten
         reconcile(state)
     return state, gaps
 

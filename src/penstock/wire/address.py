@@ -88,10 +88,13 @@ def _short_path(directory: str) -> Iterator[str]:
 
 def _runtime_path(directory: str) -> str:
     """A path in a directory that only this user can write to."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = f"{base}/penstock-{os.getuid()}"
+    name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        folder = f"{base}/penstock-{os.getuid()}"
+        if base and len(os.fsencode(f"{folder}/{name}")) <= MAX_PATH_BYTES:
+            break
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} belongs to another user or is open to others")
-    return f"{folder}/{hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]}"
+    return f"{folder}/{name}"

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 import msgspec
@@ -157,6 +158,9 @@ class WireServer:
         self._attention: deque[ServedConnection] = deque()
         """Connections that another thread has found to be broken or slow."""
         self._submitted: list[tuple[Operation[Any], ServedCall]] = []
+        self._outgoing: list[tuple[ServedCall, bytes | bytearray]] = []
+        """Answers of turns that the server's thread ran, not sent yet."""
+        self._thread_ident = 0
         self._stopping = False
         self._accepts = True
         self._woken = False
@@ -196,6 +200,7 @@ class WireServer:
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._thread_ident = get_ident()
         try:
             while not self._stopping:
                 try:
@@ -382,6 +387,10 @@ class WireServer:
         cancels = self._broker.submit_all([(operation, partial(self._answer, call)) for operation, call in submitted])
         for (_, call), cancel in zip(submitted, cancels, strict=True):
             call.cancel = cancel
+        outgoing, self._outgoing = self._outgoing, []
+        for call, message in outgoing:
+            self._deliver(call, message)
+        for _, call in submitted:
             if call.connection.ended:  # while it was submitted
                 _cancel(call)
 
@@ -400,9 +409,15 @@ class WireServer:
         except Exception as error:  # a bug of Penstock: the client still gets an answer
             _log.exception("the answer to %s cannot be encoded", call.kind.__name__)
             message = encode_refusal(call.number, caused_by_bug(error))
+        if get_ident() == self._thread_ident:  # inside a turn: send it when the turn is over
+            self._outgoing.append((call, message))
+        else:
+            self._deliver(call, message)
+
+    def _deliver(self, call: ServedCall, message: bytes | bytearray) -> None:
         call.delivered = True
-        self._send(connection, message)
-        if connection.ended:
+        self._send(call.connection, message)
+        if call.connection.ended:
             call.delivered = False
             _cancel(call)
 

@@ -36,8 +36,10 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     host: str
     since: int
     """Wall time in microseconds."""
+    exclusive: bool = False
+    """Whether it shares the broker with no other process."""
     secret: str = ""
-    """What a client must know; "" when the holder serves no clients."""
+    """What a client must know; "" when clients cannot connect (yet)."""
     socket: str = ""
     """The path of its socket, if that is not in the root."""
     unfinished: list[int] = []
@@ -46,7 +48,7 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if self.pid == os.getpid() and self.host == _host():
-            return f"this very process since {since} (a broker that was not closed)"
+            return f"this very process since {since}"
         return f"process {self.pid} on {self.host} since {since}"
 
 
@@ -83,7 +85,7 @@ class DirectoryLock:
         self._files.pwrite(self._handle, text, 0)
 
 
-def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS) -> DirectoryLock:
+def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS, exclusive: bool = True) -> DirectoryLock:
     """Lock a root; BrokerLocked, with the holder's name, if another process has it."""
     path = f"{root}/{LOCK}"
     handle = None
@@ -98,11 +100,11 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             break
     if handle is None:
         holder = read_holder(files, root)
-        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}, and this needs it alone; close that one first")
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it: close it there first")
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
-        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, unfinished=[*unfinished, now][-_NOTED:]))
+        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, exclusive, unfinished=[*unfinished, now][-_NOTED:]))
     except BaseException:
         files.close(handle)
         raise
