@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
@@ -180,7 +181,7 @@ class SharedBroker:
             store.close()
             raise
         self._server = WireServer(owner, listener, secret)
-        owner.list_clients = self._server.clients
+        owner.list_clients = partial(self._server.clients, without_self=True)
         self._owner = owner
         self._became_owner.set()
         return True
