@@ -167,16 +167,16 @@ class ProduceStep:
     def _needs_for_any(self) -> Collection[int]:
         """For items that may go to any partition: a partition to open and wait for, if all usable ones are fuller.
 
-        Other closed partitions are opened with it, for the next items.
+        Other closed partitions are opened with it, for the next items. Of a partition that is being opened without a
+        summary, after its last owner was killed, nobody knows how full it is: it is waited for only if none is usable.
         """
         partitions = self._partitions
         best = self._least_busy_of(self._candidates())
         if partitions.closed or partitions.handles_in_io:
             some = [partitions.handles[number] for number in self._candidates()]
             closed = [handle for handle in some if handle.closed]
-            emptiest = min(
-                [*closed, *(handle for handle in some if handle.is_opening)], key=lambda handle: handle.unresolved[0], default=None
-            )
+            opening = [handle for handle in some if handle.is_opening and (best is None or handle.summary is not None)]
+            emptiest = min([*closed, *opening], key=lambda handle: handle.unresolved[0], default=None)
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
                 partitions.to_open.update((handle.number, handle) for handle in closed[:OPENED_AHEAD])
                 return (emptiest.number,)
