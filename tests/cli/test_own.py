@@ -47,6 +47,8 @@ def test_it_waits_for_the_owner_and_takes_over(orders_cli: CommandLine, number: 
             first.write_line()
         assert second.line() == f"process {second.pid} owns {orders_cli.target}"
         orders_cli.run("produce", "orders", "x")
+        found = orders_cli.json("stats")["owner"]
+        assert (found["pid"], found["clients"]) == (second.pid, [])
         second.signal(signal.SIGTERM)
         assert second.end()[:2] == (0, "")
 

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
@@ -216,7 +217,7 @@ class SharedBroker:
                 raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
         self._server = WireServer(owner, listener, secret)
-        owner.list_clients = self._server.clients
+        owner.list_clients = partial(self._server.clients, without_self=True)
         self._owner = owner
         self._became_owner.set()
         return True
