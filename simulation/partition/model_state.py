@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from penstock.rules.calls import CallName
 from penstock.rules.item_states import ItemState
-from penstock.words.clock import Moment
+from penstock.words.clock import SECOND, Moment
 from penstock.words.limits import Policy
 from simulation.partition.order import ModelItem, earlier_of_key
 
@@ -86,14 +86,14 @@ class ModelState:
         """Name → the offset that the cursor reads next."""
         self.step = 0
 
-    def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
-        """The state that the partition should have; after a reboot every lease has its full timeout again."""
+    def view(self, now: Moment) -> ComparedState:
+        """The state that the partition should have."""
         items = self.items
         return ComparedState(
             [item.state for item in items],
             {item.offset: (item.attempts, item.reason) for item in items if item.attempts and not item.state.resolved},
             {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is ItemState.BURIED},
-            {one.number: (now.elapsed + one.timeout if rebooted else one.deadline, sorted(one.open)) for one in self.live()},
+            {one.number: (one.deadline, sorted(one.open)) for one in self.live()},
             (self.paused_lease, self.paused_produce),
             self.policy,
             {item.offset for item in items if item.overdue},
@@ -110,10 +110,14 @@ class ModelState:
         """The lease that holds an item."""
         return next(one for one in self.live() if item.offset in one.open)
 
-    def restart_timeouts(self, now: Moment) -> None:
-        """After a reboot: how long the machine was off is not known, so every lease gets its full timeout again."""
+    def opened(self, now: Moment, *, rebooted: bool) -> None:
+        """No lease ends for two seconds: while the partition was closed, nobody could settle or extend it.
+
+        After a reboot every lease gets its full timeout again: how long the machine was off is not known.
+        """
         for one in self.live():
-            one.deadline = now.elapsed + one.timeout
+            deadline = now.elapsed + one.timeout if rebooted else one.deadline
+            one.deadline = max(deadline, now.elapsed + 2 * SECOND)
 
     # -- changes of an item ----------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
         now, name = asked[-1]
         now.advance(away * SECOND)
         again = BrokerUnderTest(SimulatedStorage(disk), clock=now)
+        again.advance(2 if away else 0)  # no lease ends before that
         yield again, name
         again.check()
         again.embedded.close()

@@ -12,7 +12,7 @@ from penstock.rules.commands import Call, Settled
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
-from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueFull, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, QueueUnderTest, batch_of, ids_of, keys_at, refusal
 from tests.broker.crashes import crash_at_each_call, disk_after
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
@@ -182,6 +182,22 @@ def test_a_full_queue_answers_the_repetition_of_what_is_stored(broker: BrokerUnd
     assert produce(queue, batch_of("a"), AGAIN) == first
 
 
+def test_a_repetition_that_cannot_add_the_rest_says_which_items_are_stored(patchy: BrokerUnderTest) -> None:
+    queue = patchy.create(partitions=4)
+    batch = batch_of("a", "b", keys=[keys_at(queue, number)[0] for number in (0, BAD)])
+    disk(patchy).break_partition(BAD)
+    stored, unknown = queue.call(ProduceItems(batch=batch, call=FIRST))
+    assert isinstance(refusal(unknown), OutcomeUnknown)
+    disk(patchy).failing_paths.clear()
+    patchy.advance_in_steps(7)
+    queue.update(max_items=1)
+    answer = queue.submit(ProduceRequest(batch, deadline=patchy.deadline(5), call=AGAIN))
+    patchy.advance_in_steps(6)
+    again, full = answer.result
+    assert (again.partition, list(again.stored.offsets)) == (stored.partition, [0])
+    assert (full.indexes, type(refusal(full))) == ([1], QueueFull)
+
+
 # -- request ids ---------------------------------------------------------------------------------------
 
 
@@ -296,6 +312,61 @@ def test_a_closed_partition_is_asked_without_opening_it(file_broker: BrokerUnder
     file_broker.restart()
     assert queue.produce("a", key=keys_at(queue, 1)[0], request="r") == first
     assert 2 in queue.loop.engine.closed, "its summary says that it remembers no call"
+
+
+# -- partitions in I/O ---------------------------------------------------------------------------------
+
+
+def test_a_produce_with_a_request_id_waits_for_no_other_partition(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(partitions=2)
+    busy = keys_at(queue, 0)[0]
+    queue.loop.stays_in_io = lambda handle: handle.number == 0
+    first = queue.submit(ProduceRequest(batch_of("a", key=busy), b"a"))
+    file_broker.turn()
+    assert not first.done, "its sync runs"
+    assert queue.produce("b", request="b") == ["1-0"]
+    assert queue.produce("b", request="b") == ["1-0"]
+    assert produce(queue, batch_of("c"), AGAIN) == ["1-1"]
+    again = queue.submit(ProduceRequest(batch_of("a", key=busy), b"a"))
+    file_broker.turn()
+    assert not again.done, "it may still be undone"
+    queue.loop.stays_in_io = lambda handle: False
+    file_broker.turn()
+    assert ids_of(first.result, 1) == ids_of(again.result, 1) == ["0-0"]
+
+
+def test_the_repetition_of_what_a_slow_partition_has_is_refused_at_once(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(partitions=2)
+    busy = batch_of("a", key=keys_at(queue, 0)[0])
+    queue.loop.stays_in_io = lambda handle: handle.number == 0
+    queue.submit(ProduceRequest(busy, call=FIRST))
+    queue.submit(ProduceRequest(busy, b"a"))
+    file_broker.turn()
+    file_broker.advance(1)
+    known = queue.submit(ProduceRequest(busy, call=AGAIN))
+    unkeyed = queue.submit(ProduceRequest(batch_of("b"), call=Call(bytes(16), 1, again=True, age=5)))
+    file_broker.turn()
+    with pytest.raises(OutcomeUnknown, match="partition 0 is slow"):
+        _ = known.result
+    assert ids_of(unkeyed.result, 1) == ["1-0"]
+    queue.loop.stays_in_io = lambda handle: False
+    file_broker.turn()
+
+
+def test_the_repetition_of_a_lease_waits_for_the_partition_that_granted_it(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create(partitions=2)
+    queue.produce("a", key=keys_at(queue, 0)[0])
+    held = lease(queue, 1, FIRST)
+    queue.loop.stays_in_io = lambda handle: handle.number == 0
+    queue.submit(ProduceRequest(batch_of("b", key=keys_at(queue, 0)[0])))
+    file_broker.turn()
+    again = queue.submit(LeaseRequest(1, call=AGAIN))
+    other = queue.submit(LeaseRequest(1, call=Call(bytes(16), 1, again=True, age=5)))
+    file_broker.turn()
+    assert not again.done
+    queue.loop.stays_in_io = lambda handle: False
+    file_broker.turn()
+    assert again.leased.parts == held.parts and other.done
 
 
 # -- lease ---------------------------------------------------------------------------------------------

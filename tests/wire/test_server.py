@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +156,13 @@ def test_a_client_killed_at_any_byte_of_a_message_leaves_all_or_nothing(broker: 
         message = bytes(encode_message(CALL, 1, produce(broker, "x", Call(session, 1))))
         client = RawClient(broker)
         assert client.receive() is not None
+        inherited = client.socket.dup()  # a socket of the wire is closed in a forked child
         if not (child := os.fork()):
-            client.socket.sendall(message[:sent])
-            os.kill(os.getpid(), signal.SIGKILL)
+            with suppress(OSError):
+                inherited.sendall(message[:sent])
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(1)
+        inherited.close()
         client.close()
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGKILL

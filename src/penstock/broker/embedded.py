@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxProcessor, write_state
@@ -402,7 +402,7 @@ class EmbeddedBroker:
         setup = QueueSetup(
             entry.name,
             entry.incarnation,
-            lambda number: self._open_partition(entry.incarnation, number),
+            lambda number, replayed: self._open_partition(entry.incarnation, number, replayed),
             self.clock,
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
@@ -424,14 +424,21 @@ class EmbeddedBroker:
         data = self.store.summary(incarnation, number)
         return None if data is None else summary.load(data)
 
-    def _open_partition(self, incarnation: int, number: int) -> Partition:
+    def _open_partition(self, incarnation: int, number: int, replayed: Callable[[], None]) -> Partition:
         options = self.catalog.get(incarnation).options
         # From `next_partition` on, a resize adds it: its log is created. Any other log that is missing is damage.
         if number >= self.catalog.get(incarnation).next_partition:
             self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
-            return Partition(log, self.clock, options.policy, segment_bytes=self._segment_bytes, min_free_bytes=self._min_free_bytes)
+            return Partition(
+                log,
+                self.clock,
+                options.policy,
+                segment_bytes=self._segment_bytes,
+                min_free_bytes=self._min_free_bytes,
+                on_replayed=replayed,
+            )
         except BaseException:
             log.close()
             raise
@@ -530,6 +537,9 @@ class EmbeddedBroker:
         self.inbox.abandon()
         for loop in list(self._loops.values()):
             loop.abandon()
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a broker in memory, or with exclusive=True, cannot be sent to another process; open one there")
 
     # -- helpers -------------------------------------------------------------------------------------
 

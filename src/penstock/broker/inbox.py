@@ -1,6 +1,6 @@
 """The owner's side of the inbox: it adopts published writes, each exactly once, and does remote operations.
 
-Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly in its
+Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly, in its
 own thread. It produces through the queues' turns and calls operations of the broker, as any caller does.
 A remote operation is an operation as bytes. If an answer is wanted it is put into the inbox as a blob with the
 operation's name, also when the operation was refused. An operation that cannot be done for now stays in the inbox and
@@ -16,7 +16,9 @@ consumer right.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 import msgspec
@@ -46,10 +48,10 @@ from penstock.words.errors import (
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
+OPENING_SECONDS = 0.2
+"""How long the opening of a broker waits for the thread to do what is in the inbox; it does the rest afterwards."""
 IDLE_SECONDS = 0.25
 BUSY_SECONDS = 0.01
-OPENING = 2 * SECOND
-"""How long the opening of a broker processes the inbox; its thread does the rest afterwards."""
 OPERATIONS_EVERY = SECOND // 20
 """How often remote operations are looked for while a write is adopted."""
 BUSY_FOR = 10 * SECOND
@@ -78,10 +80,6 @@ class RemoteAnswer(msgspec.Struct):
     refused: Refused | None = None
 
 
-class TimeLimitReached(Exception):
-    """The time limit of `process` is reached; the next call continues."""
-
-
 class OwningBroker(StreamOwner, Protocol):
     """What the inbox processor needs of its broker."""
 
@@ -106,8 +104,9 @@ class InboxProcessor:
         self._operations_read_at = 0
         """When remote operations were last looked for (elapsed)."""
         self._sweep_at = 0
-        self._stop_at: int | None = None
         self._ended = threading.Event()
+        self._first_pass: SimpleQueue[None] = SimpleQueue()
+        """Gets an entry when the thread has processed the inbox once."""
         self._threaded = False
         self._thread: InterruptSafeThread | None = None
 
@@ -120,12 +119,14 @@ class InboxProcessor:
     # -- the thread ----------------------------------------------------------------------------------
 
     def open(self, threaded: bool) -> None:
-        """Process what waits, for a limited time; then, with threads, start the thread that does the rest."""
-        self.sweep()
-        self.process(OPENING if threaded else 0)
+        """Process what waits: with threads in the thread, for which the opening of the broker waits only shortly."""
         self._threaded = threaded
-        if self._inbox.shared:
+        if not threaded:
+            self.process()
+        elif self._inbox.shared:
             self._start()
+            with suppress(Empty):
+                self._first_pass.get(timeout=OPENING_SECONDS)
 
     def _start(self) -> None:
         """Start the thread, once, if threads are allowed. An inbox in memory needs it only after the first write."""
@@ -143,11 +144,9 @@ class InboxProcessor:
         self._ended = threading.Event()
         self._ended.set()
 
-    def process(self, most: int = 0) -> bool:
-        """Do what waits in the inbox, for so long at most (0: without limit); gives whether anything was done."""
-        now = self._clock.read().elapsed
-        self._stop_at = now + most if most else None
-        if now >= self._sweep_at:
+    def process(self) -> bool:
+        """Do what waits in the inbox; gives whether anything was done."""
+        if self._clock.read().elapsed >= self._sweep_at:
             self.sweep()
         waiting = self._waiting()
         self._forget_removed({entry.label for entry in waiting})
@@ -169,12 +168,9 @@ class InboxProcessor:
         self._broker.streams.expire_consumer_rights()
         done = False
         for entry in waiting:
-            if entry.is_operation and not self._out_of_time():
+            if entry.is_operation:
                 done = self._attempt(entry, self._run_operation) or done
         return done
-
-    def _out_of_time(self) -> bool:
-        return self._stop_at is not None and self._clock.read().elapsed >= self._stop_at
 
     def _run_operation(self, entry: InboxEntry) -> None:
         """Do one remote operation, put its answer into the inbox, and remove the operation."""
@@ -226,12 +222,17 @@ class InboxProcessor:
             _log.warning("stale files in the inbox cannot be removed: %s", error)
 
     def _watch(self) -> None:
+        self._process_safely()
+        self._first_pass.put(None)
         while not self._ended.wait(BUSY_SECONDS if self._clock.read().elapsed < self._busy_until else IDLE_SECONDS):
-            try:
-                if self.process():
-                    self._busy_until = self._clock.read().elapsed + BUSY_FOR
-            except Exception:  # a bug of Penstock must not end the thread
-                _log.exception("processing the inbox went wrong")
+            self._process_safely()
+
+    def _process_safely(self) -> None:
+        try:
+            if self.process():
+                self._busy_until = self._clock.read().elapsed + BUSY_FOR
+        except Exception:  # a bug of Penstock must not end the thread
+            _log.exception("processing the inbox went wrong")
 
     def _attempt(self, entry: InboxEntry, step: Callable[[InboxEntry], None]) -> bool:
         """Do `step` with an entry. Gives False when it failed, must wait, or was refused before."""
@@ -241,7 +242,7 @@ class InboxProcessor:
         try:
             step(entry)
             return True
-        except (BrokerClosed, TimeLimitReached):
+        except BrokerClosed:
             return False
         except PenstockError as error:
             if not error.retryable:
@@ -334,11 +335,9 @@ class InboxProcessor:
             )
 
     def _between_chunks(self) -> None:
-        """Between two chunks: stop if the broker closes or the time is over, and do remote operations now and then."""
+        """Between two chunks: stop if the broker closes, and do remote operations now and then."""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the write is adopted when it is opened again")
-        if self._out_of_time():
-            raise TimeLimitReached
         if self._clock.read().elapsed >= self._operations_read_at + OPERATIONS_EVERY:
             self._run_operations(self._waiting())
 

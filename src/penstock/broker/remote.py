@@ -247,12 +247,11 @@ class RemoteBroker:
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors, and leave the parent's connection alone."""
-        self._closed = True
+        self._failure = BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
         if self._connection is not None:
             self._connection.abandon()
         for one in (self._wake_receiver, self._wake_sender):
-            with suppress(OSError):
-                one.close()
+            one.close()
 
     # -- sessions ------------------------------------------------------------------------------------
 

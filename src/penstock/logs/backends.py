@@ -30,6 +30,7 @@ __all__ = [
     "open_directory",
     "open_read_only",
     "open_store",
+    "parse_roots",
 ]
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"

@@ -156,7 +156,7 @@ class CommitTracker(PartitionSet):
         for handle in self._recovered:
             if handle.is_usable:
                 self.apply_queue_settings(handle)
-                if handle.slow:
+                if handle.slow and handle.job != handle.reopen:  # the record of an opening extends them
                     self._extend_leases(handle)
                 self.settle_step.return_undelivered(handle)
                 self.resize_step.restore_fences(handle)

@@ -251,15 +251,18 @@ class LeaseStep:
         Raises when a failing partition may have granted some. Not for a request without payloads: its caller has
         recorded its leases, and lets others expire.
         """
-        found, again = [], False
+        found: list[tuple[PartitionHandle, LeaseAnswer]] = []
+        room, again = request.want, False
         for handle in [*self._partitions.handles.values()]:
             if request.without_payloads and not handle.is_usable:
                 continue
             for part in range(len(self._partitions.remembered(handle, request) or ())):
                 again = True
                 granted = self._partitions.run(handle, self._command(request, request.want, part))
-                if isinstance(granted, LeaseAnswer) and granted.lease:
+                # More than it wants was granted if the outcome of a commit was unknown: the rest expires.
+                if isinstance(granted, LeaseAnswer) and granted.lease and (granted.count <= room or request.without_payloads):
                     found.append((handle, granted))
+                    room -= granted.count
         return found if again else None
 
     def assign(self, now: int) -> None:

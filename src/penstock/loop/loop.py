@@ -241,7 +241,11 @@ class Loop:
             return
         by_log = {id(handle.log): handle for handle in handles if handle.job is None}
         for handle in handles:
-            if handle.job is not None:
+            if handle.is_opening:
+                self._disk.run_opening(
+                    self.engine.incarnation, handle.number, partial(self._claim_and_open, handle), partial(getattr, handle, "wanted")
+                )
+            elif handle.job is not None:
                 self._disk.run_job(self.engine.incarnation, handle.number, partial(self._claim_and_run, handle))
         logs = [handle.log for handle in by_log.values()]
         if logs:
@@ -277,6 +281,10 @@ class Loop:
     def _synced(self, handle: PartitionHandle, failure: StorageFailed | None) -> None:
         handle.after_sync(failure)
         self._end_io(handle)
+
+    def _claim_and_open(self, handle: PartitionHandle, replayed: Callable[[], None]) -> None:
+        handle.on_replayed = replayed
+        self._claim_and_run(handle)
 
     def _claim_and_run(self, handle: PartitionHandle) -> None:
         if handle.claim():

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, PartitionHandle
+from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, OpenPartition, PartitionHandle
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
 from penstock.rules.calls import RememberedAnswer, check_age
@@ -28,7 +27,7 @@ class QueueSetup(NamedTuple):
 
     name: str
     incarnation: int
-    open_partition: Callable[[int], Partition]
+    open_partition: OpenPartition
     clock: Clock
     chance: Callable[[], float]
     summary_of: Callable[[int], Summary | None]

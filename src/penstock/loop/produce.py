@@ -65,7 +65,8 @@ class ProduceStep:
             if fits and self._can_store(request):
                 self._partitions.attempt(request, self._store_all)
             elif request.deadline and request.deadline <= now:
-                request.finish(error=not_reached_error(self._partitions.name) if fits else self._full())
+                reason = not_reached_error(self._partitions.name) if fits else self._full()
+                self._partitions.attempt(request, lambda late, reason=reason: self._refuse(late, reason))  # type: ignore[misc]
             else:
                 still.append(request)
         self.waiting[:] = still
@@ -76,6 +77,17 @@ class ProduceStep:
         for handle in found:
             self._partitions.request_open(handle)
         return not any(handle.closed or handle.is_worth_waiting_for for handle in found)
+
+    def _refuse(self, request: requests.ProduceRequest, error: PenstockError) -> None:
+        """Refuse all items, or those that were not stored when the same call was sent before."""
+        parts, left = self._remembered_parts(request) if request.may_be_known else ([], None)
+        if left is None:
+            raise error
+        self._partitions.answer(request, [*parts, self._refused_rest(left, error)])
+
+    def _refused_rest(self, left: Sequence[int], error: PenstockError) -> StoredPart:
+        """The items of a repeated call that could not be stored now; others were stored before."""
+        return StoredPart(self._partitions.active[0], left, None, Refused.of(error))
 
     def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
@@ -90,7 +102,14 @@ class ProduceStep:
                 return
         if left is None or left:
             rest = batch if left is None else batch.take(left)
-            for number, indexes in self._divide(rest, request).items():
+            try:
+                shares = self._divide(rest, request)
+            except PenstockError as error:
+                if left is None or request.sequence:
+                    raise
+                partitions.answer(request, [*parts, self._refused_rest(left, error)])
+                return
+            for number, indexes in shares.items():
                 share = rest if indexes is None else rest.take(indexes)
                 whole = indexes if left is None else [left[index] for index in (range(len(rest)) if indexes is None else indexes)]
                 parts.append(self._store(number, whole, self._command(request, share, whole)))
@@ -148,16 +167,16 @@ class ProduceStep:
     def _needs_for_any(self) -> Collection[int]:
         """For items that may go to any partition: a partition to open and wait for, if all usable ones are fuller.
 
-        Other closed partitions are opened with it, for the next items.
+        Other closed partitions are opened with it, for the next items. Of a partition that is being opened without a
+        summary, after its last owner was killed, nobody knows how full it is: it is waited for only if none is usable.
         """
         partitions = self._partitions
         best = self._least_busy_of(self._candidates())
         if partitions.closed or partitions.handles_in_io:
             some = [partitions.handles[number] for number in self._candidates()]
             closed = [handle for handle in some if handle.closed]
-            emptiest = min(
-                [*closed, *(handle for handle in some if handle.is_opening)], key=lambda handle: handle.unresolved[0], default=None
-            )
+            opening = [handle for handle in some if handle.is_opening and (best is None or handle.summary is not None)]
+            emptiest = min([*closed, *opening], key=lambda handle: handle.unresolved[0], default=None)
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
                 partitions.to_open.update((handle.number, handle) for handle in closed[:OPENED_AHEAD])
                 return (emptiest.number,)

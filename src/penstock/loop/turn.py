@@ -189,6 +189,8 @@ class QueueEngine(CommitTracker):
                 request.deferred = True
                 deferred.append(request)
                 if awaited:
+                    for number in needs:
+                        self.handles[number].wanted = True
                     reserved.update(needs)
                     self._leasing_blocked = self._leasing_blocked or known is None
         if self.to_open:

@@ -28,6 +28,8 @@ class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
     clock_shift: int
     """Added to the machine's elapsed time to get the partition's elapsed time, which never runs backwards."""
     rebooted: bool = False
+    lease_grace: int = 0
+    """No live lease ends for so long: while nobody owned the partition, its holder could not settle or extend it."""
 
 
 class Configured(msgspec.Struct, array_like=True, gc=False, tag=2):

@@ -14,6 +14,8 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
+from penstock.words import forks
+
 SOCKET = "socket"
 MAX_PATH_BYTES = 100
 """Less than every system allows (macOS 104, Linux 108)."""
@@ -47,7 +49,7 @@ def unlink(directory: str, path: str = "") -> None:
 def _bind(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = forks.open_tracked(_new_socket)
     try:
         with contextlib.suppress(OSError):
             os.fchmod(listener.fileno(), 0o600)  # the mode of the file that `bind` creates
@@ -62,7 +64,7 @@ def _bind(path: str) -> socket.socket:
 
 
 def _connect(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = forks.open_tracked(_new_socket)
     try:
         connection.setblocking(False)  # a full backlog is an error at once: the caller tries again
         connection.connect(path)
@@ -70,6 +72,10 @@ def _connect(path: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 @contextlib.contextmanager

@@ -47,6 +47,7 @@ from penstock.words.threads import InterruptSafeThread
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
+NO_ANSWER = "the owner does not answer"
 _MAX_NUMBER = (1 << 32) - 1
 _decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
@@ -201,6 +202,8 @@ class WireConnection:
     def abandon(self) -> None:
         """In a forked child: close the descriptor, and do not end the parent's connection."""
         self.lost = True
+        for call in self._calls.values():  # perhaps the fork is in a signal handler, in the middle of a call
+            call.lost = True
         with suppress(OSError):
             self._socket.close()
 
@@ -310,7 +313,7 @@ class WireConnection:
         while True:
             left = deadline - self._clock.read().elapsed
             if left <= 0 or not self._readable.poll(left / MILLISECOND):
-                raise ConnectionLost("the owner does not answer")
+                raise ConnectionLost(NO_ANSWER)
             try:
                 data = self._socket.recv(READ_BYTES)
                 found = self._received.feed(data)

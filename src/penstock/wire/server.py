@@ -48,6 +48,7 @@ from penstock.wire.messages import (
     encode_message,
     encode_refusal,
 )
+from penstock.words import forks
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import AccessDenied, InvalidRequest, PenstockError, QueueBusy, caused_by_bug
 from penstock.words.limits import MIB
@@ -123,6 +124,12 @@ class ServedConnection:
                 self.ended = True
                 raise
 
+    def close(self) -> None:
+        """Close the socket when no thread sends: its descriptor's number may be another connection's at once."""
+        with self._sending:
+            self.ended = True
+            self.socket.close()
+
     def send_more(self, now: int) -> None:
         """Send what is buffered, as far as possible. Raises OSError."""
         with self._sending:
@@ -189,13 +196,12 @@ class WireServer:
         self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors. They are shared with the parent, so nothing is shut down."""
+        """In a forked child: close the descriptors. It has closed the listener and the connections (words/forks.py)."""
         self._stopping = True
         with suppress(Exception):
-            self._selector.close()
-        for one in (self._listener, self._wake_receiver, self._wake_sender, *(known.socket for known in [*self._connections])):
-            with suppress(OSError):
-                one.close()
+            self._selector.close()  # nothing is unregistered: that would be for the parent, too
+        for one in (self._wake_receiver, self._wake_sender):
+            one.close()
 
     # -- the thread ----------------------------------------------------------------------------------
 
@@ -250,7 +256,7 @@ class WireServer:
 
     def _accept(self) -> None:
         try:
-            accepted, _ = self._listener.accept()
+            accepted = forks.open_tracked(lambda: self._listener.accept()[0])
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 _log.warning("a client cannot connect: %s; it is tried again in a moment", error)
@@ -304,10 +310,9 @@ class WireServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        connection.ended = True
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
-        connection.socket.close()
+        connection.close()
         for session in [session for session, (_, call) in self._sessions.items() if call.connection is connection]:
             del self._sessions[session]
         self._submitted = [one for one in self._submitted if one[1].connection is not connection]

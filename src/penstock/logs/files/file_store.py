@@ -296,14 +296,12 @@ class FileStore:
             self._locks.pop().release()
 
     def _abandon(self) -> None:
-        """Close the store in a forked child: the child's copy of the lock would outlive the parent."""
+        """Close the store in a forked child. Its copies of the locks are closed already (words/forks.py)."""
         self._closed = True
-        try:
-            for log in list(self._logs):
+        self._locks.clear()
+        for log in list(self._logs):
+            with suppress(BaseException):  # there is no caller to raise to, and the remaining logs must be closed
                 log.close_without_sync()
-        finally:
-            while self._locks:
-                self._locks.pop().abandon()
 
 
 _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
@@ -311,8 +309,7 @@ _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for store in list(_opened):
-        with suppress(BaseException):  # there is no caller to raise to, and the remaining stores must be closed
-            store._abandon()
+        store._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

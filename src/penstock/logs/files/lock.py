@@ -11,6 +11,7 @@ learns of openings that killed their process.
 
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event
 
@@ -70,15 +71,12 @@ class DirectoryLock:
     def note_opened(self) -> None:
         """Remove the note that the broker is being opened."""
         self.holder.unfinished = []
-        self._write()
+        with suppress(OSError):  # the broker is open all the same
+            self._write()
 
     def release(self) -> None:
-        """Unlock, also for forked children that still have the file open."""
+        """Unlock. A forked child has closed its copy (words/forks.py), and must not call this."""
         self._files.unlock(self._handle)
-
-    def abandon(self) -> None:
-        """In a forked child: close the file. The lock stays the parent's."""
-        self._files.close(self._handle)
 
     def _write(self) -> None:
         text = json.dumps(msgspec.to_builtins(self.holder)).encode().ljust(TEXT_BYTES - 1) + b"\n"
@@ -100,13 +98,13 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             break
     if handle is None:
         holder = read_holder(files, root)
-        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it: close it there first")
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}, and this needs it alone; close that one first")
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
         return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, exclusive, unfinished=[*unfinished, now][-_NOTED:]))
     except BaseException:
-        files.close(handle)
+        files.unlock(handle)
         raise
 
 
