@@ -33,6 +33,8 @@ TAKEOVER_SECONDS = 20.0
 END_SECONDS = 45.0
 """How long a process may take to end after SIGTERM: its calls may take 30 seconds."""
 DRAIN_SECONDS = 60.0
+PROGRESS_SECONDS = 3.0
+PROGRESS_BYTES = 5_000
 POLL_SECONDS = 0.002
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -219,28 +221,24 @@ class Campaign:
         """One disturbance: most often the owner is killed."""
         owner, rng = self.await_owner(), self.rng
         assert owner.process is not None
-        kinds = {
-            "kill": 10,
-            "kill two": 2,
-            "kill while opening": 2,
-            "end": 2,
-            "freeze": 2,
-            "freeze and kill": 1,
-            "freeze client": 1,
-            "rest": 1,
-        }
+        kinds = {"kill": 10, "kill two": 2, "kill all": 1, "kill while opening": 2, "end": 2}
+        kinds |= {"freeze": 2, "freeze and kill": 1, "freeze client": 1, "rest": 1}
         (kind,) = rng.choices([*kinds], [*kinds.values()])
         self.actions[kind] += 1
         self.log(f"{kind} {owner.name}")
-        self.wait(rng.choice([0.0, 0.2, 0.5, 1.0]))
+        if rng.random() < 0.7:
+            self.await_progress()
+        self.wait(rng.choice([0.0, 0.1, 0.3, 0.8]))
         others = [slot for slot in self.slots if slot is not owner and slot.process is not None]
         if kind == "kill two" and others:
-            self.kill(rng.choice(others))
-        if kind in ("kill", "kill two"):
+            self.kill(others.pop(rng.randrange(len(others))))
+        if kind in ("kill", "kill two", "kill all"):
             self.kill(owner)
+            for slot in others if kind == "kill all" else ():
+                self.kill(slot)
         elif kind == "kill while opening":
             self.kill(owner)
-            self.kill(self.await_owner(opened=False))
+            self._kill_while_opening()
         elif kind == "end":
             self._end_politely(owner)
         elif kind == "freeze":
@@ -252,6 +250,21 @@ class Campaign:
             self.freeze(rng.choice(others), rng.choice([0.5, 3.0]))
         elif kind == "rest":
             self.wait(4.0)  # else no lease would ever end: none does in an owner's first two seconds
+
+    def _kill_while_opening(self) -> None:
+        """Kill the next owner as soon as it has the lock, most often before it has opened the broker."""
+        slot, found = self.await_owner(opened=False), read_owner(self.directory)
+        self.actions["killed before it was open"] += found is not None and not found.opened
+        self.kill(slot)
+
+    def await_progress(self) -> None:
+        """Wait a moment until the processes have done something with the present owner."""
+        before, end = self._written(), time.monotonic() + PROGRESS_SECONDS
+        while self._written() < before + PROGRESS_BYTES and time.monotonic() < end:
+            self.wait(0.02)
+
+    def _written(self) -> int:
+        return sum(path.stat().st_size for path in self.journals.glob("*.calls"))
 
     def _end_politely(self, slot: Slot) -> None:
         """End a process by SIGTERM, and start it again."""

@@ -375,8 +375,10 @@ class Checker:
             self._check_key([item for item in items if item.payload not in given_up], items, first, resolved)
 
     def _settled_at(self, one: Handling) -> float:
+        """When an item was settled under a lease; infinite if it surely was not."""
         settles = self.settles.get((one.call.process, one.call.number, one.payload), ())
-        return min((call.begin for call, action, _ in settles if action not in ("drop", "extend")), default=float("inf"))
+        done = (call.begin for call, action, outcome in settles if action not in ("drop", "extend") and outcome in ("done", "unknown"))
+        return min(done, default=float("inf"))
 
     def _check_key(self, before: list[Produced], after: list[Produced], first: dict[str, float], resolved: dict[str, float]) -> None:
         earlier = sorted(before, key=lambda item: item.acked)

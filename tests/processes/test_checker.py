@@ -90,6 +90,15 @@ def test_unknown_outcomes_leave_two_possibilities() -> None:
     assert history.problems() == set()
 
 
+def test_a_unit_whose_lease_has_ended_is_handled_again() -> None:
+    history = honest()
+    history.produce("first", "second", key="unit")
+    history.settle(history.lease("first", "second", key="unit", per_key=3, seconds=1.2), error="lease_lost")
+    for payload in ("first", "second"):
+        history.settle(history.lease(payload, key="unit", attempts=2))
+    assert history.problems() == set()
+
+
 def doubled_produce(history: History) -> None:
     history.store("1", "k", id="0-100")
 
