@@ -436,8 +436,8 @@ def fences_count_before_they_are_committed(patch: Patch) -> None:
 
 @bug(40)
 def a_failed_write_loses_answered_leases(patch: Patch) -> None:
-    def open_again(self: Partition, answered: Sequence[Any] = ()) -> None:
-        right(self)
+    def open_again(self: Partition, answered: Sequence[Any] = (), **options: Any) -> None:
+        right(self, **options)
 
     right = Partition._open
     patch.setattr(Partition, "_open", open_again)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pytest
 
 from penstock.logs.files import filelog, recovery
@@ -50,9 +51,14 @@ def expiry_keeps_the_old_lease_valid(patch: Patch) -> None:
 @bug
 def the_epoch_is_not_raised(patch: Patch) -> None:
     def apply(state: State, record: records.Opened, now: Moment) -> None:
-        admin.apply_opened(state, records.Opened(1, record.boot_id, record.clock_shift, record.rebooted), now)
+        admin.apply_opened(state, msgspec.structs.replace(record, epoch=1), now)
 
     patch.setitem(machine._APPLY, records.Opened, apply)
+
+
+@bug
+def leases_end_at_once_after_an_opening(patch: Patch) -> None:
+    patch.setattr(partition_recovery, "GRACE_AFTER_OPENING", 0)
 
 
 @bug
