@@ -97,12 +97,20 @@ def take_over(directory: str) -> None:
         assert queue.lease(1, wait=60)
         note("lease")
 
+    def produce(key: str | None = None) -> None:
+        while True:
+            try:
+                queue.produce(b"an item", key=key)
+                return
+            except penstock.errors.StorageFailed:  # it says to try again in a moment
+                time.sleep(0.01)
+
     consumer = threading.Thread(target=lease)
     consumer.start()
-    queue.produce(b"first")
+    produce()
     note("produce")
     for key in keys:
-        queue.produce(b"keyed", key=key)
+        produce(key)
     note("keyed")
     consumer.join()
     print(json.dumps(found))

@@ -56,7 +56,7 @@ def test_it_answers_queries_only(place: Path) -> None:
 
 def test_a_process_that_is_opening_the_directory_is_no_owner_that_answers(place: Path) -> None:
     notes: list[str] = []
-    lock = take_lock(SystemFiles(), str(place), SystemClock())
+    lock = take_lock(SystemFiles(), str(place), SystemClock(), exclusive=False)
     view = DirectoryView(place, patience=20 * MILLISECOND, on_silent=notes.append)
     assert (ready(view), view.is_live) == (2, False)
     assert len(notes) == 1 and "does not answer; this is read from its files" in notes[0]
@@ -66,7 +66,7 @@ def test_a_process_that_is_opening_the_directory_is_no_owner_that_answers(place:
 
 def test_an_opening_waits_for_a_process_that_has_just_begun_to_open(place: Path) -> None:
     """Between taking the lock and telling clients how to connect, an owner looks like one that does not share."""
-    lock = take_lock(SystemFiles(), str(place), SystemClock())
+    lock = take_lock(SystemFiles(), str(place), SystemClock(), exclusive=False)
     Timer(0.1, lock.release).start()
     with penstock.open(place) as broker:
         assert broker.queue("orders").stats().ready == 2

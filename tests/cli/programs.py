@@ -42,7 +42,7 @@ logging.basicConfig(stream=sys.stdout, format="%(message)s")
 
 def pwrite(handle, data, offset):
     written = os.pwrite(handle, data, offset)
-    if b'"unfinished": [' in data:  # it has the lock, and begins to open the broker
+    if b'"secret": "' in data and b'"unfinished": [' in data:  # it begins to open the broker
         os.kill(os.getpid(), signal.SIGKILL)
     return written
 

@@ -59,13 +59,20 @@ class RawClient:
         directory = owner_of(broker).directory
         holder = holder_of(directory)
         assert holder is not None
-        self.socket = address.connect(directory)
+        self.socket = self._connect(directory)
         self.socket.settimeout(60)
         self._buffer = MessageBuffer(MAX_MESSAGE_BYTES)
         self._messages: list[Message] = []
         if hello:
             fields: dict[str, Any] = {"major": MAJOR, "minor": MINOR, "secret": holder.secret, "pid": os.getpid(), "name": "raw"}
             self.send(HELLO, 0, Hello(**(fields | changes)))
+
+    @staticmethod
+    def _connect(directory: str) -> socket.socket:
+        while True:
+            with suppress(BlockingIOError):  # more clients wait than the system lets: as a real one, try again
+                return address.connect(directory)
+            threading.Event().wait(0.001)
 
     def send(self, kind: int, number: int, body: Any) -> None:
         self.socket.sendall(encode_message(kind, number, body))

@@ -143,8 +143,8 @@ class DirectoryView:
                 holder = holder_of(self._directory)
             except AccessDenied:  # the lock file of another user: this one may read the logs only
                 return None
-            if holder is None or not (holder.secret or holder.unfinished):
-                return None  # nobody owns it, or a process that shares it with no other
+            if holder is None or holder.exclusive:
+                return None  # it was never opened, or its owner shares it with no other process
             try:
                 if holder.secret:
                     return WireConnection(address.connect(self._directory, holder.socket), holder.secret, self.clock, deadline)

@@ -127,6 +127,7 @@ class EmbeddedBroker:
         except BaseException:
             self._closed = True
             self.inbox.stop()
+            store.note_opened()
             self._release()
             raise
         _brokers.add(self)

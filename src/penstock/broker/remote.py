@@ -55,6 +55,8 @@ SHORT_GRACE = SECOND
 RECONNECT_SECONDS = 0.01
 FAILURE_SECONDS = 0.5
 """How long to wait after this process could not open the directory, before it is tried again."""
+REPEAT_SECONDS = 0.05
+"""How long to wait before a repetition that the owner could not run yet is sent again."""
 TICK_SECONDS = 0.1
 """How often deadlines of submitted calls and leases to extend are looked at, while there are any."""
 LONG = 10 * TIMEOUT
@@ -66,7 +68,7 @@ SESSION_BYTES = 16
 class RemoteCall:
     """One operation on its way to the owner, perhaps sent several times."""
 
-    __slots__ = ("_again", "_wait", "began", "call", "deadline", "done", "ended", "operation", "sent", "where")
+    __slots__ = ("_wait", "began", "call", "deadline", "done", "ended", "operation", "sendings", "sent", "where")
 
     def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback | None = None) -> None:
         self.operation = operation
@@ -80,12 +82,13 @@ class RemoteCall:
         self.where: WireConnection | None = None
         """The connection it was last sent on."""
         self.ended = False
-        self._again = False
+        self.sendings = 0
+        """How often it was sent."""
 
     def prepared(self, now: int) -> Operation[Any]:
         """The operation to send: the first time as it is, later marked as a repetition with the rest of its wait."""
-        if not self._again:
-            self._again = True
+        self.sendings += 1
+        if self.sendings == 1:
             self.operation.call = self.call
             return self.operation
         changes: dict[str, Any] = {}
@@ -95,9 +98,9 @@ class RemoteCall:
             changes["wait"] = max(0, self.began + self.operation.wait - now)
         return msgspec.structs.replace(self.operation, **changes)
 
-    @property
-    def was_sent(self) -> bool:
-        return self._again
+    def may_be_repeated(self, sent: SentCall, now: int) -> bool:
+        """Whether the owner could not tell what became of a repetition, for now: it opens or waits for a partition."""
+        return self.sendings > 1 and now < self.deadline and _is_unknown(sent)
 
 
 class RemoteBroker:
@@ -146,9 +149,14 @@ class RemoteBroker:
             while True:
                 connection = self._wait_for_connection(remote)
                 sent = SentCall(type(operation))
+                if remote.sendings:
+                    now = self.clock.read().elapsed
                 connection.send(remote.prepared(now), sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
                 if sent.done:
+                    if remote.may_be_repeated(sent, self.clock.read().elapsed):
+                        threading.Event().wait(REPEAT_SECONDS)
+                        continue
                     self._give_session_back(remote, sent.error)
                     if sent.error is not None:
                         raise sent.error
@@ -187,7 +195,9 @@ class RemoteBroker:
             self._end(remote, error)
 
     def _answered(self, remote: RemoteCall, sent: SentCall) -> None:
-        if sent.done and remote.sent is sent:
+        if sent.done and remote.sent is sent and remote.may_be_repeated(sent, self.clock.read().elapsed):
+            remote.where = None  # the thread that looks at deadlines sends it again
+        elif sent.done and remote.sent is sent:
             self._give_session_back(remote, sent.error)
             self._end(remote, sent.answer if sent.error is None else sent.error)
         elif self._closed:
@@ -287,7 +297,7 @@ class RemoteBroker:
         """The error of a call at its deadline."""
         waited = (self.clock.read().elapsed - remote.began) / SECOND
         what = f"{self._describe_owner()} has not answered for {waited:.1f} s"
-        if remote.call is None or not remote.was_sent:
+        if remote.call is None or not remote.sendings:
             return QueueBusy(f"{what}; nothing was done, try again in a moment")
         return OutcomeUnknown(f"{what}; repeat with the same request id, or look what became of it")
 
@@ -343,6 +353,8 @@ class RemoteBroker:
                 self._end(remote, self._no_answer(remote))
             elif self._failure is not None:
                 self._end(remote, self._failure)
+            elif remote.where is None and (connection := self._connection) is not None:
+                self._send_submitted(remote, connection)
 
     def _extend_leases(self) -> None:
         """Extend the leases that are due, one call for each queue."""
@@ -381,6 +393,15 @@ class RemoteBroker:
             raise _closed_error()
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))  # its own exception for each thread: a traceback grows
+
+
+def _is_unknown(sent: SentCall) -> bool:
+    """Whether a call, or a part of it, ended without a known outcome."""
+    if sent.error is not None:
+        return isinstance(sent.error, OutcomeUnknown)
+    parts = sent.answer if isinstance(sent.answer, list) else ()
+    refusals = (part if isinstance(part, Refused) else getattr(part, "refused", None) for part in parts)
+    return any(isinstance(one, Refused) and one.code == OutcomeUnknown.code for one in refusals)
 
 
 def _closed_error() -> BrokerClosed:

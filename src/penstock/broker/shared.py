@@ -15,8 +15,9 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
@@ -178,12 +179,15 @@ class SharedBroker:
         if connection is not None:
             self._remote = RemoteBroker(connection, self._reconnect, self.describe_owner, lambda: open_read_only(self._target), self.clock)
 
-    def _own_or_connect(self, deadline: int) -> WireConnection | None:
-        """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now."""
+    def _own_or_connect(self, deadline: int, by_itself: bool = False) -> WireConnection | None:
+        """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now.
+
+        by_itself: it is a take-over that no user asked for.
+        """
         failure: PenstockError | None = None
         if self._own:
             try:
-                if self._try_to_own():
+                if self._try_to_own(by_itself):
                     return None
             except (CorruptLog, StorageFailed) as error:  # a newer owner may understand what this version does not
                 failure = error
@@ -194,11 +198,15 @@ class SharedBroker:
                 raise failure from None
             raise
 
-    def _try_to_own(self) -> bool:
-        """Take the lock and open the broker; False when another process has the lock."""
+    def _try_to_own(self, by_itself: bool) -> bool:
+        """Take the lock and open the broker; False when another process has the lock, or it is too dangerous."""
         try:
             store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, exclusive=False, **self._options)
         except BrokerLocked:
+            return False
+        if by_itself and self._opening_is_dangerous(store.lock.holder.unfinished[:-1]):
+            store.lock.withdraw()
+            store.close()
             return False
         listener = None
         try:
@@ -216,7 +224,7 @@ class SharedBroker:
                 raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
         self._server = WireServer(owner, listener, secret)
-        owner.list_clients = self._server.clients
+        owner.list_clients = partial(self._server.clients, without_self=True)
         self._owner = owner
         self._became_owner.set()
         return True
@@ -260,21 +268,19 @@ class SharedBroker:
         with self._opening:
             if self._closed:
                 return None
-            if self._owner is not None or not self._may_take_over():
+            if self._owner is not None:
                 return self._connect(deadline)
-            connection = self._own_or_connect(deadline)
+            connection = self._own_or_connect(deadline, by_itself=True)
         if connection is not None:
             return connection
         _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
         return self._connect(deadline)
 
-    def _may_take_over(self) -> bool:
-        holder = holder_of(self.directory)
-        now = self.clock.read().wall
-        unfinished = [] if holder is None else [when for when in holder.unfinished if now - 60 * SECOND < when <= now]
+    def _opening_is_dangerous(self, unfinished: Sequence[int]) -> bool:
+        """Whether so many openings have ended with their process that nobody should try it again by itself."""
         if len(unfinished) < MAX_UNFINISHED:
             self._told_unfinished = False
-            return True
+            return False
         if not self._told_unfinished:
             self._told_unfinished = True
             _log.error(
@@ -282,7 +288,7 @@ class SharedBroker:
                 "with `penstock own %s`",
                 len(unfinished), self.directory, self.directory,
             )  # fmt: skip
-        return False
+        return True
 
     def describe_owner(self) -> str:
         """The owner in words, for messages."""

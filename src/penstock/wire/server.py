@@ -16,6 +16,7 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -180,14 +181,16 @@ class WireServer:
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._drain_wakes)
         self._thread = InterruptSafeThread(self._run)
 
-    def clients(self) -> list[ClientDescription]:
-        """The clients that are connected now, oldest first."""
-        found = [
+    def clients(self, *, without_self: bool = False) -> list[ClientDescription]:
+        """The clients that are connected now, oldest first.
+
+        without_self: leave out this process, which has a connection to itself after it has taken over.
+        """
+        return [
             ClientDescription(one.hello.pid, one.hello.name, one.since_wall, len(one.calls))
             for one in sorted([*self._connections], key=lambda one: one.since)
-            if one.hello is not None
+            if one.hello is not None and not (without_self and _is_own(one.socket))
         ]
-        return found
 
     def stop(self) -> None:
         """End every connection: their clients repeat what was not answered, at the next owner."""
@@ -430,6 +433,17 @@ class WireServer:
         if connection.send(message):
             self._attention.append(connection)
             self._wake()
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Whether this process is the other end of a connection. (A number that the client gives could be that of a process
+    in another container.)"""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return False
+    with suppress(OSError):
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return bool(pid == os.getpid())
+    return False
 
 
 def _cancel(call: ServedCall) -> None:

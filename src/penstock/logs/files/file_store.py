@@ -166,7 +166,7 @@ class FileStore:
         return read_holder(self.files, self.name) if self.inbox.has_owner() else None
 
     def note_opened(self) -> None:
-        """The broker is open: this opening does not count as one that failed."""
+        """The opening of the broker has ended, and not by the end of its process."""
         for lock in self._locks:
             lock.note_opened()
 

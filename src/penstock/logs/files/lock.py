@@ -68,8 +68,14 @@ class DirectoryLock:
         self.holder.secret, self.holder.socket = secret, socket
         self._write()
 
+    def withdraw(self) -> None:
+        """Remove the note of this process that it opens the broker: it does not."""
+        del self.holder.unfinished[-1:]
+        with suppress(OSError):
+            self._write()
+
     def note_opened(self) -> None:
-        """Remove the note that the broker is being opened."""
+        """Remove the notes of openings: this one has ended, and its process lives."""
         self.holder.unfinished = []
         with suppress(OSError):  # the broker is open all the same
             self._write()
