@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import penstock
 from penstock.broker import shared
 from penstock.broker.shared import SharedHome
-from penstock.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, OutcomeUnknown, QueueBusy, QueueExists
+from penstock.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, OutcomeUnknown, QueueBusy, QueueExists, QueueFull
 from penstock.wire import address
 from penstock.words.clock import SECOND
 from tests.broker.owner_process import BrokerProcess
@@ -70,6 +71,16 @@ def test_a_second_process_uses_the_same_queues(owner: BrokerProcess, directory: 
         with pytest.raises(QueueExists):
             broker.create_queue("q")
         assert [one.name for one in broker.queues()] == ["q"]
+
+
+def test_a_full_queue_is_the_answer_at_the_deadline_of_a_client(owner: BrokerProcess, directory: Path) -> None:
+    """The owner says so at the very deadline, and the client waits for that."""
+    with penstock.open(directory) as broker:
+        queue = broker.create_queue("full", max_items=1)
+        queue.produce("first")
+        with ThreadPoolExecutor(20) as threads:
+            errors = [one.exception() for one in [threads.submit(queue.produce, "second", timeout=1.5) for _ in range(20)]]
+        assert [type(error) for error in errors] == [QueueFull] * 20
 
 
 def test_async_clients_share_a_connection(owner: BrokerProcess, directory: Path) -> None:

@@ -112,7 +112,7 @@ class Producer:
         except Failed as failed:
             if request is None or not isinstance(failed.error, OutcomeUnknown):
                 raise
-            self._produce(items, facts, request, CALL_SECONDS)  # the documented way to learn the outcome
+            self._produce(items, facts, request, 10.0)  # the documented way to learn the outcome
         if request is not None and rng.random() < 0.3:
             self._produce(items, facts, request, timeout)  # adds nothing
 

@@ -50,6 +50,8 @@ from penstock.words.threads import InterruptSafeThread
 _log = logging.getLogger("penstock")
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
+SHORT_GRACE = SECOND
+"""The same for other operations: at its deadline the owner says why it was not done (`QueueFull`, say)."""
 RECONNECT_SECONDS = 0.01
 FAILURE_SECONDS = 0.5
 """How long to wait after this process could not open the directory, before it is tried again."""
@@ -74,7 +76,7 @@ class RemoteCall:
         self.began = now
         self._wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
         waits = isinstance(operation, LeaseItems | AwaitItems)
-        self.deadline = now + (self._wait + GRACE if waits else max(self._wait, SECOND))
+        self.deadline = now + self._wait + (GRACE if waits else SHORT_GRACE)
         self.done = done
         self.sent: SentCall | None = None
         self.where: WireConnection | None = None
