@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "penstock"
-LAYERS = ["words", "rules", "logs", "loop", "operations", "tables", "broker", "api", "worker", "edges"]
+LAYERS = ["words", "rules", "logs", "loop", "operations", "tables", "wire", "broker", "api", "worker", "edges"]
 EDGES = {"cli", "spark"}
 """Folders that together are the topmost layer."""
 OPERATIONS = {"operations", "reports"}
@@ -196,7 +196,6 @@ GLOSSARY_CLASSES = {
     "api._sync.lease": {"Lease"},
     "api._sync.queue": {"Queue"},
     "api.items": {"Item"},
-    "broker.inbox": {"RemoteOperation"},
     "broker.snapshot": {"Snapshot"},
     "logs.files.segment": {"Segment"},
     "logs.files.sidefiles": {"Checkpoint", "SyncedPosition"},
