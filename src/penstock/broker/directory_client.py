@@ -14,7 +14,7 @@ from penstock.broker.inbox import publish_write
 from penstock.broker.live_snapshot import LiveSnapshot
 from penstock.broker.shared import SharedBroker, join_shared
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.backends import Target, open_read_only
+from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import TIMEOUT, A, AnswerCallback, Cancel, Home, Operation, PublishWrite, Query
@@ -25,12 +25,14 @@ from penstock.words.errors import BrokerClosed, PenstockError
 class DirectoryClient:
     """A broker's directory, from a process that does not own it."""
 
-    def __init__(self, target: Target, timeout: int = TIMEOUT) -> None:
-        """timeout: how long to wait for an owner, which may be restarting, when the first change is asked for."""
+    def __init__(self, target: Target, timeout: int = TIMEOUT, files: Files | None = None) -> None:
+        """timeout: how long the first change waits for an owner, which may be restarting. files: a replacement for the
+        file system, for tests.
+        """
         self.clock: Clock = SystemClock()
         self._target = target
         self._timeout = timeout
-        self._store = open_read_only(target)
+        self._store = open_read_only(target, files)
         self._published: LiveSnapshot | None = None
         self._owner: Home | None = None
         self._opening = threading.Lock()

@@ -18,7 +18,7 @@ from penstock.api._sync.broker import open as open_directory
 from penstock.broker.directory_client import DirectoryClient
 from penstock.broker.shared import join_shared
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.backends import MEMORY
+from penstock.logs.backends import MEMORY, Files
 from penstock.operations import TIMEOUT, Home, Operation
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
@@ -30,11 +30,11 @@ FILE = "file://"
 _log = logging.getLogger("penstock")
 
 
-def open_home(roots: BrokerRoots, timeout: int = TIMEOUT) -> Home:
+def open_home(roots: BrokerRoots, timeout: int = TIMEOUT, files: Files | None = None) -> Home:
     """Open the broker from a process that does not own it; the caller closes it. timeout: how long a change waits for
     an owner.
     """
-    return DirectoryClient([*roots], timeout)
+    return DirectoryClient([*roots], timeout, files)
 
 
 def open_snapshot(roots: BrokerRoots) -> Home:
