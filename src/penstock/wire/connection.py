@@ -111,6 +111,7 @@ class WireConnection:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         """Held by the thread that reads."""
+        self._closing = False
         self._callback_thread: InterruptSafeThread | None = None
         self._callbacks_wait: SimpleQueue[None] = SimpleQueue()
         self._readable, self._writable = select.poll(), select.poll()
@@ -156,6 +157,7 @@ class WireConnection:
                         raise
                     finally:
                         self._reading.release()
+                        self._close_if_unread()
                 else:
                     call.sleep(left / SECOND)
         finally:
@@ -184,8 +186,18 @@ class WireConnection:
 
     def close(self) -> None:
         self.lose()
-        with self._sending, suppress(OSError):
-            self._socket.close()
+        self._closing = True
+        self._close_if_unread()
+
+    def _close_if_unread(self) -> None:
+        """Close the socket, unless a thread reads; that thread then closes it.
+
+        A thread may be about to poll the descriptor, and the next connection could get the same number.
+        """
+        if self._closing and self._reading.acquire(blocking=False):
+            with suppress(OSError), self._sending:
+                self._socket.close()
+            self._reading.release()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor, and do not end the parent's connection."""
@@ -259,6 +271,7 @@ class WireConnection:
                 self._callbacks_wait.get()
             with self._reading:
                 self._read_until(lambda: not self._callback_numbers, None)
+            self._close_if_unread()
             self._pass_on()
 
     # -- sending -------------------------------------------------------------------------------------
