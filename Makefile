@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker bench-spark clean
+.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker bench-opening bench-spark bench-processes clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -35,8 +35,14 @@ bench-queues: $(READY)
 bench-worker: $(READY)
 	@$(BIN)/python benchmarks/worker.py
 
+bench-opening: $(READY)
+	@$(BIN)/python benchmarks/opening.py
+
 bench-spark: $(READY)
 	@$(BIN)/python benchmarks/spark.py
+
+bench-processes: $(READY)
+	@$(BIN)/python benchmarks/processes.py
 
 # The stamp is written last, so an install that was interrupted is done again.
 $(READY): pyproject.toml constraints.txt

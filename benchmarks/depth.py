@@ -40,7 +40,7 @@ PAYLOADS = [os.urandom(100) for _ in range(BATCH)]
 RESULTS = Path(__file__).parent / "results" / "depth.json"
 
 
-def open_partition(directory: Path, policy: Policy | None = None, **options: int) -> Partition:
+def open_partition(directory: Path, policy: Policy | None = None, **options: Any) -> Partition:
     return Partition(FileLog(SystemFiles(), str(directory), 1, 0, durability="os"), SystemClock(), policy, **options)
 
 

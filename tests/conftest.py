@@ -21,7 +21,14 @@ if "CI" not in os.environ:  # there Hypothesis has such a profile of its own
 PORTION = 25
 """Seeds per test case: few enough that two workers end at about the same time."""
 SPARK = "tests/spark/"
-LONG = [SPARK, "tests/simulation/", "tests/crash/", "tests/broker/test_adopting_faults.py", "tests/broker/test_fences.py"]
+LONG = [
+    SPARK,
+    "tests/simulation/",
+    "tests/crash/",
+    "tests/processes/",
+    "tests/broker/test_adopting_faults.py",
+    "tests/broker/test_fences.py",
+]
 """Tests that take seconds each. They start first, so that only short ones are left at the end of the run."""
 
 _skipped: list[str] = []

@@ -1,4 +1,4 @@
-"""A history of a partition that contains every kind of record but Lost.
+"""A history of a partition that contains every kind of record that is written, but Lost.
 
 Owns: `write_every_record`, for tests that check whether a whole state survives something. No part of the state is left
 empty.
@@ -23,7 +23,7 @@ def write_every_record(partition: PartitionUnderTest) -> None:
 
 
 def _produce(partition: PartitionUnderTest) -> None:
-    partition.produce(*"abcdefghij")
+    partition.session_produce(*"abcdefghij")
     partition.produce("k1", "plain", "m1", "k2", keys=["k", None, "m", "k"], priorities=[5, 5, 2, 0])
     partition.store(items(["once", "twice"], dedups=["x", None]), request="produce")
     partition.store(items(["again", "new"], dedups=["x", "y"]), request="some were there")

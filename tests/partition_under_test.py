@@ -19,6 +19,7 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop.partition import Partition
 from penstock.loop.recovery import replay
 from penstock.rules import base, routing
+from penstock.rules.calls import CallName
 from penstock.rules.commands import (
     AcquireLease,
     AddFences,
@@ -156,6 +157,10 @@ class PartitionUnderTest:
     def produce(self, *payloads: str | bytes, **options: Any) -> list[int]:
         """Produce items with the options of `items`; returns their offsets."""
         return list(self.store(items(payloads, **options)).offsets)
+
+    def session_produce(self, *payloads: str, session: bytes = bytes(16), number: int = 1) -> Stored:
+        """Produce in a call of a client's session."""
+        return cast(Stored, self._turn(Produce(items(payloads), (CallName(session, number),))))
 
     def store(self, batch: Batch, request: str | None = None, source: bytes | None = None, sequence: int = 0) -> Stored:
         return cast(Stored, self._turn(Produce(batch, _named(request), source, sequence)))
@@ -367,8 +372,8 @@ class PartitionUnderTest:
         return cast(ItemCount, self._turn(command)).items
 
 
-def _named(request: str | None) -> bytes | None:
-    return None if request is None else routing.digest(request.encode())
+def _named(request: str | None) -> tuple[CallName, ...]:
+    return () if request is None else (CallName(routing.digest(request.encode()), 1, b"content"),)
 
 
 def key_id(key: str) -> int:

@@ -54,6 +54,14 @@ def test_the_first_example_is_that_of_the_readme() -> None:
     assert (ROOT / "examples" / "01_first_steps.py").read_text() == code
 
 
+def test_the_web_recipes_are_files() -> None:
+    page = (ROOT / "docs" / "web-apps.md").read_text()
+    told = re.findall(r"^`(examples/web/[\w./]+)`:\n\n```python\n(.*?)```$", page, re.DOTALL | re.MULTILINE)
+    assert len(told) == page.count("```python")
+    assert [name for name, code in told if (ROOT / name).read_text() != code] == []
+    assert {name for name, _ in told} >= {f"examples/web/{path.name}" for path in (ROOT / "examples" / "web").glob("*.py")}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda path: path.stem[:4])
 def test_a_decision_has_a_number_a_status_and_a_date(path: Path) -> None:
     title, _, status = path.read_text().splitlines()[:3]

@@ -205,7 +205,7 @@ GLOSSARY_CLASSES = {
     "loop.partition": {"Partition"},
     "loop.requests": {"PendingRequests", "Request"},
     "operations": {"Home", "Operation", "Query"},
-    "rules.commands": {"Drop", "Redrive", "Seek"},
+    "rules.commands": {"Call", "Drop", "Redrive", "Seek"},
     "rules.fences": {"Fence"},
     "rules.keys": {"KeyLine"},
     "rules.lanes": {"Extent"},

@@ -35,14 +35,14 @@ class Callers:
         self._harness = harness
         self._chance = chance
         self.sent: list[SentRequest] = []
-        """Requests with an id, which may be repeated."""
+        """Requests with an id or in a session, which may be repeated."""
 
     def _queue(self) -> int:
         return self._chance.pick(sorted(self._harness.model.queues))
 
     def remember(self, sent: SentRequest) -> None:
-        """Remember a request that has an id, so that it may be repeated."""
-        if sent.request_id is not None and sent not in self.sent:
+        """Remember a request that has an id or is a call of a session, so that it may be repeated."""
+        if sent.named and sent not in self.sent:
             self.sent.append(sent)
 
     def _ask(self, sent: SentRequest, at_once: float = 0.6) -> None:
@@ -140,7 +140,7 @@ class Callers:
         return sent
 
     def repeat(self) -> None:
-        """Repeat an earlier request with the same request id, as after a lost answer."""
+        """Repeat an earlier request, as after a lost answer."""
         known = [sent for sent in self.sent if sent.incarnation in self._harness.model.queues and self.may_repeat(sent)]
         if known:
             self._ask(self._chance.pick(known[-8:]), at_once=1)
@@ -148,7 +148,7 @@ class Callers:
     def may_repeat(self, sent: SentRequest) -> bool:
         """Whether a request is not pending and the broker still remembers its id."""
         busy = isinstance(sent, SentSettle) and any(held.busy for held, _ in sent.parts)
-        return sent.request_id is not None and self._harness.model.remembers(sent) and sent not in self._harness.pending and not busy
+        return sent.named and self._harness.model.remembers(sent) and sent not in self._harness.pending and not busy
 
     def leave(self) -> None:
         """Cancel a waiting lease request, or abandon a new one."""

@@ -105,11 +105,12 @@ class LeaseModel:
                 held.doubtful = True
 
     def watch(self) -> None:
-        """Remember the state object of each open partition, and restart the timeouts of leases in those opened since a
-        reboot."""
+        """Remember the state object of each open partition, restart the timeouts of leases in those opened since a
+        reboot, and postpone the end of leases in those opened since the last call."""
         for owner, seen in self._inventory.partitions.items():
-            if seen.healthy:
+            if seen.healthy and self._states.get(owner) is not seen.state:
                 self._states[owner] = seen.state
+                self.postpone_expiry(owner, self.now, sure=False)
         opened = {owner for owner in self._unopened if owner in self._states}
         self._unopened -= opened
         for held in self.held if opened else ():
@@ -228,7 +229,9 @@ class LeaseModel:
             held.left.add(offset)
             if held.holds(item, self.now):
                 held.surely_left.add(offset)
+            before = {*held.open}
             held.close_behind(offset)
+            held.left |= (before - held.open.keys()) & held.leaving  # the same settle returned the later ones of its key
             item.attempt = 0  # whether that attempt counts is known with the answer
 
     def _check_attempts(self, held: TrackedLease, attempts: Mapping[int, int]) -> None:

@@ -19,7 +19,7 @@ from penstock.loop.requests import StoredPart
 from penstock.reports import QueueDescription
 from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError, Refused
+from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, Refused
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
@@ -231,6 +231,7 @@ class BrokerModel(SharedModelState):
 
     def _refused(self, sent: SentProduce, indexes: Iterable[int], error: PenstockError) -> None:
         """These items must not be stored, unless the error is `OutcomeUnknown`."""
+        assert not isinstance(error, InvalidRequest), f"{sent} is valid and was refused: {error!r}"
         indexes = list(indexes)
         items = [sent.items[index] for index in indexes]
         if isinstance(error, OutcomeUnknown):

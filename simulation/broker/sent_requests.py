@@ -1,6 +1,7 @@
 """The requests that callers of a simulated broker have sent, and what the callers know about them.
 
-Owns: `SentRequest` and its kinds. A request can be sent again with the same request id when its answer was lost.
+Owns: `SentRequest` and its kinds. A request that has a request id, or is a call of a session, can be sent again when
+its answer was lost.
 """
 
 from collections.abc import Sequence
@@ -8,8 +9,13 @@ from typing import ClassVar
 
 from penstock.loop import requests
 from penstock.loop.requests import SettleAction, SettlePart
+from penstock.rules.commands import Call
+from penstock.rules.routing import digest
 from penstock.words.batch import Batch
 from simulation.broker.items import CopyPlace, TrackedItem, TrackedLease
+
+SESSIONS = 60
+"""The sessions of all callers: few enough that some are used again."""
 
 
 class SentRequest:
@@ -20,7 +26,13 @@ class SentRequest:
 
     def __init__(self, incarnation: int, request_id: bytes | None, wait: int = 0) -> None:
         self.incarnation = incarnation
-        self.request_id = request_id
+        kind = request_id[0] % 4 if request_id is not None else 0
+        self.request_id = None if kind == 1 else request_id
+        self.session = digest(b"session", bytes([request_id[1] % SESSIONS])) if request_id is not None and kind in (1, 2) else None
+        """The session of which it is a call: a quarter of the named requests are calls, another quarter are both."""
+        self.number = 0
+        self.made_at = 0
+        """The elapsed time when it was first sent."""
         self.wait = wait
         self.times = 0
         """How often it was sent."""
@@ -41,8 +53,23 @@ class SentRequest:
         self.no_file_failed = False
         """The same, but partitions may have been failing or in I/O when it was sent."""
 
-    def make(self, now: int) -> None:
+    @property
+    def named(self) -> bool:
+        """Whether it can be repeated."""
+        return self.request_id is not None or self.session is not None
+
+    @property
+    def repeats_call(self) -> bool:
+        """Whether it was last sent as the repetition of a session's call: then it may be of unknown outcome."""
+        return self.session is not None and self.times > 1
+
+    def make(self, now: int, number: int = 0) -> None:
+        """Build the request. `number` is that of a new call."""
         self.request = self.build(now + self.wait if self.wait else 0)
+        if not self.times:
+            self.number, self.made_at = number, now
+        if self.session is not None:
+            self.request.call = Call(self.session, self.number, self.times > 0, max(0, now - self.made_at))
         self.ran_at = None
         self.times += 1
 
@@ -59,6 +86,7 @@ class SentRequest:
 
     def __repr__(self) -> str:
         name = f" {self.request_id.hex()[:6]}" if self.request_id else ""
+        name += f" call {self.number} of {self.session.hex()[:4]}" if self.session else ""
         again = f", time {self.times}" if self.times > 1 else ""
         return f"{self.kind}{name} to {self.incarnation:x}{again}{f', waiting {self.wait / 1e6} s' if self.wait else ''}{self.details()}"
 
@@ -81,7 +109,7 @@ class SentProduce(SentRequest):
     @property
     def anywhere(self) -> bool:
         """Whether its items may be stored in any partition."""
-        return self.request_id is None and self.batch.key_ids is None and self.batch.dedups is None
+        return (self.first or not self.named) and self.batch.key_ids is None and self.batch.dedups is None
 
     def build(self, deadline: int) -> requests.Request:
         return requests.ProduceRequest(self.batch, self.request_id, deadline)

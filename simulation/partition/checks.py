@@ -55,7 +55,7 @@ def view_of(state: State, now: Moment) -> ComparedState:
         (state.paused_lease, state.paused_produce),
         state.policy,
         set(offsets(state.ttl_overdue.runs)),
-        {name for name, _, _ in state.requests.live(now.elapsed)},
+        {name for entries in state.calls.live(now.elapsed) for name, _ in entries},
         {name: offset for name, _, offset in state.dedup.live(now.elapsed)},
         set(offsets(state.dropped.runs)),
         dict(state.cursors),

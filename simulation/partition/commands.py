@@ -11,6 +11,7 @@ import msgspec
 
 from penstock.rules import commands as c
 from penstock.rules import routing
+from penstock.rules.calls import CallName
 from penstock.rules.item_states import ItemState
 from penstock.words.batch import Batch
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
@@ -40,6 +41,8 @@ class RandomCommands(RandomDraws):
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng, HABITS, KEYS)
         self._sent: list[c.Command] = []
+        """Requests that may be repeated: of a session only the newest call."""
+        self._calls = 0
         self._transfers = 0
 
     def policy(self) -> Policy:
@@ -60,7 +63,8 @@ class RandomCommands(RandomDraws):
         """Draw the next command."""
         kind = self.rng.choices(_KINDS, cum_weights=_CUMULATIVE)[0]
         command: c.Command = getattr(self, "_" + kind)(model, now)
-        if getattr(command, "request", None) is not None:
+        if getattr(command, "calls", ()):
+            self._sent = [other for other in self._sent if other.calls[0].session != command.calls[0].session or other is command]  # type: ignore[union-attr]
             self._sent.append(command)
         return command
 
@@ -72,7 +76,7 @@ class RandomCommands(RandomDraws):
             self._transfers += self.pick([0, 1])
             batch.dedups = None  # a repeated transfer is recognized by its sequence
             return c.Produce(batch, source=b"another queue", sequence=self._transfers)
-        return c.Produce(batch, self.request_id())
+        return c.Produce(batch, self.calls())
 
     def batch(self, count: int, now: Moment) -> Batch:
         keys = self.column(count, "keyed", lambda: self.pick(self.keys))
@@ -105,20 +109,28 @@ class RandomCommands(RandomDraws):
     def _lease(self, model: PartitionModel, now: Moment) -> c.AcquireLease:
         timeout = self.pick([0, 0, 0, 2 * SECOND, 10 * MINUTE])
         per_key = self.pick([1, 1, 2, 3])
-        return c.AcquireLease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.request_id())
+        return c.AcquireLease(self.pick([1, 2, 3, 10, 100]), self.pick(["", "host-1"]), timeout, per_key, self.calls())
 
     def _complete(self, model: PartitionModel, now: Moment) -> c.CompleteLeased:
-        return c.CompleteLeased(*self._some_leased(model), self.request_id())
+        return c.CompleteLeased(*self._some_leased(model), self.calls())
 
     def _retry(self, model: PartitionModel, now: Moment) -> c.RetryLeased:
         delay = self.pick([0, 0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
-        return c.RetryLeased(*self._some_leased(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.request_id())
+        return c.RetryLeased(*self._some_leased(model), delay, self.pick(["", "timed out"]), self.happens(0.85), self.calls())
 
     def _bury(self, model: PartitionModel, now: Moment) -> c.BuryLeased:
-        return c.BuryLeased(*self._some_leased(model), self.pick(["", "poison"]), self.request_id())
+        return c.BuryLeased(*self._some_leased(model), self.pick(["", "poison"]), self.calls())
 
     def _extend(self, model: PartitionModel, now: Moment) -> c.ExtendLease:
-        return c.ExtendLease(self._some_lease(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.request_id())
+        return c.ExtendLease(self._some_lease(model).number, self.pick([0, 5 * SECOND, 5 * MINUTE]), self.calls())
+
+    def calls(self) -> tuple[CallName, ...]:
+        """The names of a new call: none, a request id, or the next call of a session."""
+        name = self.request_id()
+        if name is None or self.happens(0.5):
+            return () if name is None else (CallName(name, 1, b"content"),)
+        self._calls += 1
+        return (CallName(self.pick([b"%016d" % session for session in range(4)]), self._calls),)
 
     def _repeat(self, model: PartitionModel, now: Moment) -> c.Command:
         """Repeat an earlier request with the same request id, as a caller does whose answer was lost."""

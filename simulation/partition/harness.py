@@ -403,9 +403,8 @@ class PartitionHarness(SimulatedMachine):
         assert not refused or history.found <= history.written, "a turn that was refused was found"
         history.go_back(max(history.found, least))
         self._follow_drops()
-        self._compare(checks.view_of(self._state, moment), self.model.view(moment, rebooted=rebooted))
-        if rebooted:
-            self._history.adjust(lambda model: model.restart_timeouts(moment))
+        self._history.adjust(lambda model: model.opened(moment, rebooted=rebooted))
+        self._compare(checks.view_of(self._state, moment), self.model.view(moment))
         self._produced = {offset: content for offset, content in self._produced.items() if offset < len(self.model.items)}
         self._produced_at = {offset: when for offset, when in self._produced_at.items() if offset < len(self.model.items)}
         self._all_kept()

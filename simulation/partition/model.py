@@ -47,7 +47,7 @@ class PartitionModel(ModelState):
 
 
 def _produce(model: ModelState, command: c.Produce, now: Moment, answer: Any) -> None:
-    known = model.known(command.request, now)
+    known = model.known(command.calls, now)
     if known is not None:
         assert (list(answer.offsets), answer.repeated) == (known, True), f"the repeated request gave {answer}, not {known} again"
         return
@@ -59,7 +59,7 @@ def _produce(model: ModelState, command: c.Produce, now: Moment, answer: Any) ->
         return
     expected = [_store(model, command, index, now) for index in range(len(command.batch))]
     assert list(answer.offsets) == expected, f"produce gave {answer}, not {expected}"
-    model.remember(command.request, now, expected)
+    model.remember(command.calls, now, expected)
     if command.source is not None:
         model.sources[command.source] = command.sequence
 
@@ -90,7 +90,7 @@ def _store(model: ModelState, command: c.Produce, index: int, now: Moment) -> in
 
 
 def _lease(model: ModelState, command: c.AcquireLease, now: Moment, answer: Any) -> None:
-    known = model.known(command.request, now)
+    known = model.known(command.calls, now)
     taken = [offset for start, stop in zip(answer.runs[::2], answer.runs[1::2], strict=True) for offset in range(start, stop)]
     if known is not None:
         lease = model.leases[known]
@@ -114,7 +114,7 @@ def _grant(model: ModelState, command: c.AcquireLease, now: Moment, answer: c.Le
     attempts = {offset: model.items[offset].attempts + 1 for offset in taken if model.items[offset].attempts}
     assert answer.attempts == attempts, f"attempts {answer.attempts}, not {attempts}"
     model.leases[answer.lease] = ModelLease(answer.lease, answer.deadline, timeout, taken, [], len(taken), now.elapsed)
-    model.remember(command.request, now, answer.lease)
+    model.remember(command.calls, now, answer.lease)
 
 
 def _take(model: ModelState, item: ModelItem, per_key: int, units: dict[bytes, int], now: Moment) -> None:
@@ -157,7 +157,7 @@ def _complete(model: ModelState, command: CompleteLeased, now: Moment, answer: A
     lease.done += good
     lease.close(good, now)
     if good:
-        model.remember(command.request, now, answer)
+        model.remember(command.calls, now, answer)
 
 
 def _over(lease: ModelLease, now: Moment) -> bool:
@@ -231,7 +231,7 @@ def _extend(model: ModelState, command: ExtendLease, now: Moment, answer: Any) -
         return
     _expect(answer, len(lease.open), [], [])
     lease.deadline = now.elapsed + (command.timeout or lease.timeout)
-    model.remember(command.request, now, answer)
+    model.remember(command.calls, now, answer)
 
 
 def _held(model: ModelState, command: RetryLeased | BuryLeased, now: Moment, answer: Any) -> tuple[ModelLease, list[int]] | None:
@@ -246,7 +246,7 @@ def _held(model: ModelState, command: RetryLeased | BuryLeased, now: Moment, ans
     chosen, early = _sort(model, lease, wanted)
     _expect(answer, len(chosen), [offset for offset in wanted if offset not in lease.open], early)
     if chosen:
-        model.remember(command.request, now, answer)
+        model.remember(command.calls, now, answer)
     return lease, chosen
 
 
@@ -275,7 +275,7 @@ def _give_back(model: ModelState, offsets: Iterable[int], now: Moment) -> None:
 
 
 def _settled_before(model: ModelState, command: Settle, now: Moment, answer: Any) -> bool:
-    known = model.known(command.request, now)
+    known = model.known(command.calls, now)
     assert known is None or answer == known, f"the repeated request gave {answer}, not {known}"
     return known is not None
 

@@ -4,12 +4,13 @@ Owns: `ModelState` (the state of `PartitionModel`), `ModelLease` (one lease), `C
 with a real partition).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from penstock.rules.calls import CallName
 from penstock.rules.item_states import ItemState
-from penstock.words.clock import Moment
+from penstock.words.clock import SECOND, Moment
 from penstock.words.limits import Policy
 from simulation.partition.order import ModelItem, earlier_of_key
 
@@ -76,7 +77,7 @@ class ModelState:
         """Every lease ever granted; those with `ended_at` have ended."""
         self.paused_lease = False
         self.paused_produce = False
-        self.answers: dict[bytes, tuple[int, Any]] = {}
+        self.answers: dict[bytes, tuple[int, int, Any]] = {}
         """Request id → (remembered until, answer); for a lease request its lease number."""
         self.dedups: dict[bytes, tuple[int, int]] = {}
         """Dedup id → (remembered until, offset of the first item)."""
@@ -85,18 +86,18 @@ class ModelState:
         """Name → the offset that the cursor reads next."""
         self.step = 0
 
-    def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
-        """The state that the partition should have; after a reboot every lease has its full timeout again."""
+    def view(self, now: Moment) -> ComparedState:
+        """The state that the partition should have."""
         items = self.items
         return ComparedState(
             [item.state for item in items],
             {item.offset: (item.attempts, item.reason) for item in items if item.attempts and not item.state.resolved},
             {item.offset: (item.attempts, item.reason == EXPIRED) for item in items if item.state is ItemState.BURIED},
-            {one.number: (now.elapsed + one.timeout if rebooted else one.deadline, sorted(one.open)) for one in self.live()},
+            {one.number: (one.deadline, sorted(one.open)) for one in self.live()},
             (self.paused_lease, self.paused_produce),
             self.policy,
             {item.offset for item in items if item.overdue},
-            {name for name, (until, _) in self.answers.items() if until > now.elapsed},
+            {name for name, (until, _, _) in self.answers.items() if until > now.elapsed},
             {name: offset for name, (until, offset) in self.dedups.items() if until > now.elapsed},
             {item.offset for item in items if item.dropped},
             dict(self.cursors),
@@ -109,10 +110,14 @@ class ModelState:
         """The lease that holds an item."""
         return next(one for one in self.live() if item.offset in one.open)
 
-    def restart_timeouts(self, now: Moment) -> None:
-        """After a reboot: how long the machine was off is not known, so every lease gets its full timeout again."""
+    def opened(self, now: Moment, *, rebooted: bool) -> None:
+        """No lease ends for two seconds: while the partition was closed, nobody could settle or extend it.
+
+        After a reboot every lease gets its full timeout again: how long the machine was off is not known.
+        """
         for one in self.live():
-            one.deadline = now.elapsed + one.timeout
+            deadline = now.elapsed + one.timeout if rebooted else one.deadline
+            one.deadline = max(deadline, now.elapsed + 2 * SECOND)
 
     # -- changes of an item ----------------------------------------------------------------------------
 
@@ -166,11 +171,11 @@ class ModelState:
 
     # -- requests --------------------------------------------------------------------------------------
 
-    def known(self, request: bytes | None, now: Moment) -> Any:
-        """The remembered answer to a request, if there is one."""
-        until, answer = self.answers.get(request, (0, None)) if request is not None else (0, None)
-        return answer if until > now.elapsed else None
+    def known(self, calls: Sequence[CallName], now: Moment) -> Any:
+        """The remembered answer to a call, if there is one."""
+        until, number, answer = self.answers.get(calls[0].session, (0, 0, None)) if calls else (0, 0, None)
+        return answer if until > now.elapsed and number == calls[0].number else None
 
-    def remember(self, request: bytes | None, now: Moment, answer: Any) -> None:
-        if request is not None:
-            self.answers[request] = (now.elapsed + self.policy.result_memory, answer)
+    def remember(self, calls: Sequence[CallName], now: Moment, answer: Any) -> None:
+        for call in calls:
+            self.answers[call.session] = (now.elapsed + self.policy.result_memory, call.number, answer)

@@ -86,10 +86,10 @@ def test_partitions_of_a_root_that_is_left_out_fail_and_are_not_created_empty(op
     assert orders.stats().ready == len(ids) == 60
 
 
-def test_a_directory_has_one_owner(opener: BrokerOpener) -> None:
+def test_a_directory_has_one_exclusive_owner(opener: BrokerOpener) -> None:
     first = opener.open()
     with pytest.raises(BrokerLocked):
-        opener.open()
+        opener.open(exclusive=True)
     first.close()
     opener.open()
 

@@ -357,7 +357,7 @@ def test_closing_does_not_wait_for_a_large_write(tmp_path: Path) -> None:
     broker.embedded.close()
     assert len(other.inbox_files()) == 1, "it was cut off"
     again = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
-    assert again.find().stats().ready == 20_000 and other.inbox_files() == []
+    wait_until(lambda: again.find().stats().ready == 20_000 and other.inbox_files() == [])
     again.embedded.close()
 
 

@@ -67,6 +67,7 @@ def cut(step: int, away: int) -> Iterator[BrokerUnderTest]:
     for disk, _ in cut_at_each_call(files, ask_for_the_next, (True, False, True), step):
         clocks[-1].advance(away * SECOND)
         again = BrokerUnderTest(SimulatedStorage(disk), clock=clocks[-1])
+        again.advance(2 if away else 0)  # no lease ends before that
         yield again
         again.check()
         again.embedded.close()

@@ -11,17 +11,16 @@ import pytest
 
 import penstock
 from penstock.broker.directory_client import DirectoryClient
-from penstock.broker.live_snapshot import LiveSnapshot
 from penstock.broker.shared import SharedBroker
 from penstock.errors import BrokerClosed, BrokerLocked
 from penstock.logs.columns import encode
 from penstock.logs.store import write_name
-from penstock.operations import DescribeOwner, FindQueue, FindWrite, MoveCursor, PublishWrite, ReadMetrics, ReadStats, TakeGrant
+from penstock.operations import DescribeOwner, FindQueue, FindWrite, MoveCursor, Operation, PublishWrite, ReadMetrics, ReadStats, TakeGrant
 from penstock.rules.records import Produced
 from penstock.wire import address
 from penstock.words.clock import MILLISECOND, SECOND, Moment
 from tests.broker.broker_under_test import batch_of, wait_until
-from tests.broker.owner_process import OwnerProcess
+from tests.broker.owner_process import BrokerProcess
 from tests.conformance.homes import OPTIONS
 
 SOON = 100 * MILLISECOND
@@ -62,20 +61,19 @@ def test_queries_and_writes_need_no_owner(directory: str, client: DirectoryClien
     assert client.call(ReadStats(queue=queue)).ready == 5 and not client.has_owner()
     assert publish(client, queue, "a", "b")
     assert client.call(FindWrite(queue=queue, source="job", number=1)) == "unattended"
-    with OwnerProcess(directory):
+    with BrokerProcess(directory):
         wait_until(lambda: client.call(FindWrite(queue=queue, source="job", number=1)) == "adopted")
         wait_until(lambda: client.call(ReadStats(queue=queue)).ready == 7)
 
 
 def test_a_change_without_an_owner_says_what_to_do(directory: str, client: DirectoryClient) -> None:
     queue = client.call(FindQueue(name="orders")).incarnation
-    for change in (move(queue, 1), ReadMetrics()):
-        with pytest.raises(
-            BrokerClosed, match=rf"no process has {directory} open, .*; keep it open in some program while this runs"
-        ):
+    changes: list[Operation[Any]] = [move(queue, 1), ReadMetrics()]
+    for change in changes:
+        with pytest.raises(BrokerClosed, match=rf"no process has {directory} open, .*; keep it open in some program while this runs"):
             client.call(change)
     assert client.call(DescribeOwner()).pid == 0, "it has not become the owner"
-    with OwnerProcess(directory):
+    with BrokerProcess(directory):
         client.call(move(queue, 1))
 
 
@@ -86,7 +84,8 @@ def test_a_directory_that_is_not_shared_is_locked(directory: str, client: Direct
 
 def test_a_closed_client_refuses_everything(client: DirectoryClient) -> None:
     client.close()
-    for operation in (FindQueue(name="orders"), ReadMetrics()):
+    asked: list[Operation[Any]] = [FindQueue(name="orders"), ReadMetrics()]
+    for operation in asked:
         with pytest.raises(BrokerClosed):
             client.call(operation)
 
@@ -96,16 +95,16 @@ def test_a_write_that_is_adopted_while_it_is_looked_for_is_found(directory: str,
     with closing(DirectoryClient(directory)) as client:
         queue = client.call(FindQueue(name="orders")).incarnation
         publish(client, queue, "a")
-        reader = client._read()
-        assert isinstance(reader, LiveSnapshot)
-        refresh = reader._snapshot.refresh
+        snapshot = client._published._snapshot
+        assert snapshot is not None
+        refresh = snapshot.refresh
 
         def then_adopted() -> None:
             refresh()
             with penstock.open(directory):
                 monkeypatch.undo()
 
-        monkeypatch.setattr(reader._snapshot, "refresh", then_adopted)
+        monkeypatch.setattr(snapshot, "refresh", then_adopted)
         assert client.call(FindWrite(queue=queue, source="job", number=1)) == "adopted"
 
 
@@ -121,7 +120,7 @@ def test_a_broker_that_this_process_has_open_is_used(directory: str, client: Dir
 
 
 def test_the_owner_is_killed_and_another_process_takes_over(directory: str) -> None:
-    with closing(DirectoryClient(directory)) as client, OwnerProcess(directory) as first, OwnerProcess(directory) as second:
+    with closing(DirectoryClient(directory)) as client, BrokerProcess(directory) as first, BrokerProcess(directory) as second:
         queue = client.call(FindQueue(name="orders")).incarnation
         client.call(move(queue, 1))
         grant: Any = {"queue": queue, "stream": "s", "run": "r", "per_key": 1, "timeout": 30 * SECOND}
@@ -129,11 +128,11 @@ def test_the_owner_is_killed_and_another_process_takes_over(directory: str) -> N
         first.kill()
         taken = client.call(TakeGrant(done=1, want=3, **grant))
         assert (taken.grant, taken.items) == (2, 2)
-        assert client.call(DescribeOwner()).pid == second.process.pid
+        assert client.call(DescribeOwner()).pid == second.pid
         second.kill()
         assert client.call(ReadStats(queue=queue)).leased == 2, "queries go on"
         assert client.call(DescribeOwner()).pid == 0, "a client never takes over"
-        with OwnerProcess(directory):
+        with BrokerProcess(directory):
             assert client.call(TakeGrant(done=2, want=3, **grant)).items == 0
             wait_until(lambda: client.call(ReadStats(queue=queue)).completed == 5)
 

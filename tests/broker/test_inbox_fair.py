@@ -1,6 +1,7 @@
 """Large writes delay no opening and no end of a right, single-use sources do not displace streams, and stale files are
 removed."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from penstock.loop.requests import ProduceRequest, Request
 from penstock.rules import catalog
 from penstock.testing import Halt
 from penstock.words.clock import DAY, SECOND
-from tests.broker.broker_under_test import BrokerUnderTest, batch_of
+from tests.broker.broker_under_test import BrokerUnderTest, batch_of, wait_until
 from tests.broker.grants import take_grant
-from tests.broker.other_process import OtherProcess, logged_warnings, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import OtherProcess, logged_warnings, other_process, process_inbox
 from tests.broker.storages import DirectoryStorage
 
 TIMEOUT = 10
@@ -55,35 +56,28 @@ def test_a_consumer_right_ends_while_a_large_write_is(file_broker: BrokerUnderTe
     assert len(bulk.drain()) == 8
 
 
-def test_processing_stops_at_its_time_limit_and_continues_at_the_next_call(
-    file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, other = file_broker.create(), other_process(file_broker)
-    other.publish(queue.incarnation, *[batch_of(f"k:{n}", keys=["k"]) for n in range(6)], source="large")
-    other.publish_texts(queue, "k:6", source="small")
-    with monkeypatch.context() as patch:
-        slow(file_broker, patch, "adopted", lambda: None)
-        assert not file_broker.embedded.inbox.process(10 * SECOND)
-    file_broker.turn()
-    assert queue.stats().ready == 3, "of the large one a part; nothing overtakes the rest"
-    file_broker.kill()
-    assert numbers_by_key(queue.drain()) == {"k": [*range(7)]}
-    assert other.inbox_files() == []
+def test_what_is_small_is_adopted_when_the_broker_is_open(tmp_path: Path) -> None:
+    broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
+    queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
+    broker.embedded.inbox.stop()
+    other.publish_texts(queue, "a:1")
+    broker.restart()
+    assert queue.stats().ready == 1
+    broker.embedded.close()
 
 
 def test_a_large_write_does_not_delay_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(InboxProcessor, "_watch", lambda self: None)
     broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
+    broker.embedded.inbox.stop()
     other.publish_texts(queue, "a:1")
+    opened, adopt = threading.Event(), InboxProcessor._adopt_items
+    monkeypatch.setattr(InboxProcessor, "_adopt_items", lambda *args: (opened.wait(60), adopt(*args)))
     broker.restart()
-    assert queue.stats().ready == 1, "what is small is there"
-    other.publish_texts(queue, "a:2", number=2)
-    monkeypatch.setattr(inbox, "OPENING", 1)
-    broker.restart()
-    assert queue.stats().ready == 1
-    assert broker.embedded.inbox.process()
-    assert queue.stats().ready == 2
+    assert queue.stats().ready == 0
+    queue.produce("b:1")
+    opened.set()
+    wait_until(lambda: queue.stats().ready == 2)
     broker.embedded.close()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.loop.requests import ProduceRequest
+from penstock.loop.requests import LeaseRequest, ProduceRequest, SettlePart, SettleRequest
 from penstock.operations import ClearItems, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
@@ -38,6 +38,29 @@ def test_produce_waits_until_there_is_room(broker: BrokerUnderTest) -> None:
     assert ids_of(asked.result, 1)
     assert queue.stats().waiting_producers == 0
     assert sorted(queue.drain()) == sorted(["new", *[f"old-{number}" for number in range(1, 10)]])
+
+
+def test_a_produce_that_waits_for_room_also_waits_for_its_partition() -> None:
+    """Room appears while the partition of the item is in I/O: nothing failed, so the produce is not refused."""
+    broker = BrokerUnderTest(SimulatedStorage())
+    queue = broker.create(max_items=2, partitions=2)
+    here, elsewhere = (keys_at(queue, number)[0] for number in (0, 1))
+    queue.produce("a", key=elsewhere)
+    queue.produce("b", key=here)
+    leases = {one.partition: one.granted.lease for one in queue.run(LeaseRequest(2))}
+    asked = put(queue, "c", key=here)
+    assert not asked.done
+    queue.loop.stays_in_io = lambda handle: handle.number == 0
+    queue.submit(SettleRequest("extend", [SettlePart(0, leases[0])]))
+    broker.turn()
+    assert queue.loop.engine.handles[0].in_io
+    queue.submit(SettleRequest("complete", [SettlePart(1, leases[1])]))
+    broker.turn()
+    assert not asked.done
+    queue.loop.stays_in_io = lambda handle: False
+    broker.turn()
+    assert ids_of(asked.result, 1) == ["0-1"]
+    broker.embedded.close()
 
 
 FREEING: dict[str, Callable[[BrokerUnderTest, QueueUnderTest], object]] = {

@@ -457,6 +457,23 @@ def test_with_threads_close_waits_for_the_disk_and_answers_every_request(slow_qu
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
 
+def test_with_threads_others_are_used_while_a_partition_is_being_opened(slow_queue: ThreadedQueueWithSlowPartition, tmp_path: Path) -> None:
+    """Without summaries, as after a kill: how full it is is not known, and a keyed item waits for it."""
+    slow_queue.queue.produce("before", key=slow_queue.key)
+    slow_queue.broker.embedded.close()
+    for summary in tmp_path.glob("**/summary"):
+        summary.unlink()
+    slow_queue.files.hang(SLOW)
+    slow_queue.broker.embedded = slow_queue.broker._open()
+    assert slow_queue.files.waiting.acquire(timeout=WAIT_SECONDS)
+    asked = slow_queue.queue.submit(ProduceRequest(batch_of("keyed", key=slow_queue.key)))
+    found = {slow_queue.queue.produce(f"anywhere-{number}")[0].partition("-")[0] for number in range(10)}
+    assert found <= {"0", "2"} and not asked.done
+    slow_queue.files.answer()
+    wait_until(lambda: asked.done)
+    assert ids_of(asked.result, 1) == [f"{SLOW}-1"]
+
+
 def interrupted(work: Callable[[], object]) -> None:
     """Do the work; it must raise KeyboardInterrupt."""
     with pytest.raises(KeyboardInterrupt):

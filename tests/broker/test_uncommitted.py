@@ -27,7 +27,7 @@ def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
     change = queue.broker._record_layout
     return queue.submit(
         ResizeRequest(
-            lambda engine: change(engine, lambda entry: partition_layout.resized_layout(entry, partitions)), recorded_elsewhere=True
+            lambda engine: change(engine, lambda entry: partition_layout.resized_layout(entry, partitions), None), recorded_elsewhere=True
         )
     )
 

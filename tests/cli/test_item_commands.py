@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -45,9 +46,9 @@ LOOKS = [
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_reading_commands_write_nothing_and_take_no_lock(busy: CommandLine, args: list[str]) -> None:
-    with busy.open() as broker:
-        broker.queue("orders").stats()
+@pytest.mark.parametrize("owner", ["no owner", "an owner that does not share"])
+def test_looking_commands_write_nothing(busy: CommandLine, args: list[str], owner: str) -> None:
+    with penstock.open(busy.target, threaded=False) if owner != "no owner" else nullcontext():
         before = busy.files()
         busy.out(*args)
         busy.json(*args)
@@ -55,7 +56,7 @@ def test_reading_commands_write_nothing_and_take_no_lock(busy: CommandLine, args
 
 
 @pytest.mark.parametrize("args", LOOKS, ids=" ".join)
-def test_reading_commands_make_no_directory(cli: CommandLine, args: list[str]) -> None:
+def test_looking_commands_make_no_directory(cli: CommandLine, args: list[str]) -> None:
     assert "there is no directory" in cli.refused(*args, code=5)
     cli.target.mkdir()
     assert "holds no broker" in cli.refused(*args, code=5)
@@ -70,7 +71,7 @@ def test_stats_of_all(busy: CommandLine) -> None:
     assert heading.split() == ["QUEUE", "READY", "SCHEDULED", "LEASED", "BURIED", "MOVING", "COMPLETED", "PRODUCED", "OLDEST"]
     assert orders.split()[:6] == ["orders", "1", "1", "1", "0", "0"] and orders.split()[7] == "5"
     assert dead.split()[:2] == ["orders.dead", "1"]
-    assert [(one["name"], one["depth"]) for one in busy.json("stats")] == [("orders", 3), ("orders.dead", 1)]
+    assert [(one["name"], one["depth"]) for one in busy.json("stats")["queues"]] == [("orders", 3), ("orders.dead", 1)]
 
 
 def test_stats_of_one(busy: CommandLine) -> None:

@@ -1,5 +1,6 @@
 """`penstock verify` and `penstock repair`: damage is found, listed and repaired."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_a_torn_end_is_no_damage(orders_cli: CommandLine) -> None:
 def test_verify_and_repair_while_another_owns_it(damaged: CommandLine) -> None:
     with damaged.open():
         assert damaged.json("verify", "orders")["sound"]
-        assert "is in use by " in damaged.refused("repair", code=4)
+        said = damaged.refused("repair", code=4)
+        assert f"repair needs the directory alone, and process {os.getpid()} on " in said and "end it, repair" in said
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])

@@ -75,11 +75,11 @@ def test_every_command_needs_a_broker(cli: CommandLine, path: str) -> None:
 
 
 @pytest.mark.parametrize("line", CHANGING)
-def test_changing_commands_fail_while_another_process_owns_the_directory(orders_cli: CommandLine, line: str) -> None:
-    with orders_cli.open():
+def test_changing_commands_fail_beside_an_owner_that_does_not_share(orders_cli: CommandLine, line: str) -> None:
+    with penstock.open(orders_cli.target, exclusive=True):
         before = orders_cli.files()
         said = orders_cli.refused(*shlex.split(line), code=4, input="")
-        assert "is in use by " in said
+        assert f"process {os.getpid()} on " in said if line == "repair" else "shares it with no other process" in said
         assert orders_cli.files() == before
 
 
@@ -139,9 +139,9 @@ def test_only_create_makes_a_directory(cli: CommandLine, line: str) -> None:
     ],
 )
 def test_wrong_input_is_one_line(orders_cli: CommandLine, line: str, code: int, said: str) -> None:
-    before = [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")]]
+    before = [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")["queues"]]]
     assert said in orders_cli.refused(*shlex.split(line), code=code, input="")
-    assert [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")]] == before
+    assert [orders_cli.json("queue", "list"), [one["produced"] for one in orders_cli.json("stats")["queues"]]] == before
 
 
 @pytest.mark.parametrize("line", ["../evil", "a --ttl x", "a --lease-timeout 1ms", "a --partitions 0", "a --on-bury x", "a --dead-queue b"])
@@ -229,9 +229,11 @@ def test_confirmation(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("command", ["delete", "clear"])
-def test_the_broker_has_no_owner_while_the_user_is_asked(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+def test_no_process_owns_the_directory_while_the_user_is_asked(
+    orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     def confirm(*_: object, **options: object) -> bool:
-        orders_cli.open().close()
+        penstock.open(orders_cli.target, exclusive=True).close()
         return True
 
     monkeypatch.setattr("typer.testing._NamedTextIOWrapper.isatty", lambda self: True, raising=False)

@@ -66,7 +66,7 @@ def test_work_until_nothing_is_left(orders_cli: CommandLine, handlers: Path) -> 
     ran = orders_cli.run("work", "shop_handlers:handle", "--queue", "orders=3", "-q", "orders.dead", "--until-empty", "-c", "2")
     *handled, answer = ran.out.splitlines()
     assert sorted(handled) == ["handled a", "handled b", "handled c", "handled d"] and answer == "4 done"
-    assert [one["depth"] for one in orders_cli.json("stats")] == [0, 0]
+    assert [one["depth"] for one in orders_cli.json("stats")["queues"]] == [0, 0]
 
 
 def test_the_answer_as_json_is_alone_on_stdout(orders_cli: CommandLine, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -154,14 +154,14 @@ def test_a_signal_lets_it_drain(orders_cli: CommandLine, handlers: Path) -> None
     assert orders_cli.json("stats", "orders")["completed"] == 1
 
 
-def test_a_running_worker_owns_the_directory_and_snapshots_work(orders_cli: CommandLine, handlers: Path) -> None:
+def test_a_running_worker_owns_the_directory_and_other_commands_work(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "x")
     with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:
         assert process.stderr is not None
         assert process.stderr.readline() == "began\n"
-        said = orders_cli.refused("produce", "orders", "y", code=4)
-        assert f"is in use by process {process.pid} on " in said
-        assert len(orders_cli.json("queue", "list")) == 2
+        assert orders_cli.json("stats", "orders")["owner"]["pid"] == process.pid
+        orders_cli.run("produce", "orders.dead", "y")
+        assert [(one["leased"], one["ready"]) for one in orders_cli.json("stats")["queues"]] == [(1, 0), (0, 1)]
         process.send_signal(signal.SIGINT)
         go_on()
         out, _ = process.communicate()

@@ -12,6 +12,7 @@ from penstock.logs import columns
 from penstock.logs.columns import FrameColumns
 from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import routing
+from penstock.rules.calls import CallName
 from penstock.rules.records import Produced
 from penstock.words.batch import Batch
 from penstock.words.clock import Moment
@@ -42,7 +43,8 @@ def batch(start: int, stop: int) -> Batch:
 
 
 def items_draft(start: int, stop: int, wall: int = START, *, request: bytes | None = None) -> Draft:
-    return columns.encode([Produced(start, batch(start, stop), request)], Moment(wall - START, wall))
+    calls = () if request is None else (CallName(request),)
+    return columns.encode([Produced(start, batch(start, stop), calls)], Moment(wall - START, wall))
 
 
 def plain_draft(start: int, stop: int, wall: int = START) -> Draft:

@@ -9,8 +9,10 @@ from penstock.logs import codec, columns
 from penstock.logs.log import Frame, FrameType
 from penstock.logs.memory import MemoryLog
 from penstock.rules import base, machine
+from penstock.rules.calls import CallName, RememberedAnswer
 from penstock.rules.records import (
     Buried,
+    CallAnswered,
     Cleared,
     Completed,
     CompletedUnleased,
@@ -76,6 +78,7 @@ SAMPLES: list[Record] = [
     Buried(0, [0, 1], ""),
     RequestAnswered(bytes(16), 2, 1 << 40, [1], [2], [3]),
     RequestAnswered(bytes(16)),
+    CallAnswered([CallName(bytes(16), 3, b"content")], [RememberedAnswer(1, 2, [3], 4, [5], [6], [7, 8], 9)]),
     Due(True, 9, 8, [0, 1, 2, 3], [5, 21]),
     TtlChecked(9, 8, [0, 1]),
     TtlChecked(9, 8),

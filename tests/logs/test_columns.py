@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.logs.columns import FrameColumns, encode, trim_frame
 from penstock.logs.log import Frame, FrameType
+from penstock.rules.calls import FORMER, CallName
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, from_offsets
 from penstock.words.batch import Batch
@@ -69,12 +70,13 @@ def test_a_part_of_a_frame_is_that_part_of_the_batch(batch: Batch, start: int, s
 def test_several_produces_of_one_frame_are_decoded_as_encoded(several: list[Batch], data: st.DataObject) -> None:
     records, base = [], 30
     for batch in several:
-        request = data.draw(st.none() | st.binary(min_size=16, max_size=16))
-        ids = data.draw(st.none() | st.lists(st.integers(0, 99))) if request is not None else None
+        calls = tuple(CallName(name, 7, b"") for name in data.draw(st.lists(st.binary(min_size=16, max_size=16), max_size=2)))
+        ids = data.draw(st.none() | st.lists(st.integers(0, 99))) if calls else None
         source = data.draw(st.none() | st.binary(min_size=1, max_size=20))
         sequence = data.draw(st.integers(0, 1 << 60)) if source is not None else 0
         places = data.draw(st.none() | st.lists(st.integers(0, 1 << 60), min_size=2, max_size=6))
-        records.append(Produced(base, batch, request, ids, source, sequence, places))
+        indexes = data.draw(st.none() | st.just([0, 1])) if calls else None
+        records.append(Produced(base, batch, calls, ids, source, sequence, places, indexes))
         base += len(batch)
     assert FrameColumns(encoded(*records)).records() == records
 
@@ -86,23 +88,27 @@ def test_an_outline_has_the_replaced_items(batch: Batch, data: st.DataObject) ->
     assert (outline.base, len(outline.batch), outline.replaced) == (9, len(batch), places)
 
 
-def test_a_part_without_the_field_replaced_is_decoded() -> None:
-    frame = encoded(Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3))
-    with_places = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3, None]])
-    without = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3]])
+@pytest.mark.parametrize("fields", [[], [None]], ids=["oldest", "with replaced"])
+def test_a_part_of_an_older_version_is_decoded(fields: list[None]) -> None:
+    frame = encoded(Produced(0, Batch([b"a"]), source=b"s", sequence=3))
+    with_places = msgspec.msgpack.encode([[1, None, None, b"s", 3, None, [], None]])
+    without = msgspec.msgpack.encode([[1, bytes(16), None, b"s", 3, *fields]])
     assert with_places in bytes(frame.body)
     size = len(with_places).to_bytes(4, "little"), len(without).to_bytes(4, "little")
     body = bytes(frame.body).replace(size[0] + with_places, size[1] + without)
-    assert FrameColumns(frame._replace(body=memoryview(body))).records() == [Produced(0, Batch([b"a"]), bytes(16), source=b"s", sequence=3)]
+    assert FrameColumns(frame._replace(body=memoryview(body))).records() == [
+        Produced(0, Batch([b"a"]), (CallName(bytes(16), 1, FORMER),), source=b"s", sequence=3)
+    ]
 
 
 @given(batches(), st.data())
 def test_a_trimmed_frame_has_the_kept_items_and_empty_values_between(batch: Batch, data: st.DataObject) -> None:
     kept = sorted(data.draw(st.sets(st.integers(0, len(batch) - 1), min_size=1)))
-    draft = trim_frame(encoded(Produced(50, batch, bytes(16), replaced=[50, 7])), RunSet(from_offsets(50 + index for index in kept)))
+    frame = encoded(Produced(50, batch, (CallName(bytes(16)),), replaced=[50, 7]))
+    draft = trim_frame(frame, RunSet(from_offsets(50 + index for index in kept)))
     assert draft is not None
     [record] = FrameColumns(framed(draft)).records()
-    assert (record.base, record.request, record.replaced) == (50 + kept[0], None, None)
+    assert (record.base, record.calls, record.replaced) == (50 + kept[0], (), None)
     assert record.batch.take([index - kept[0] for index in kept]).drop_empty_columns() == batch.take(kept).drop_empty_columns()
     others = sorted(set(range(kept[0], kept[-1])) - set(kept))
     blank = record.batch.take([index - kept[0] for index in others]).drop_empty_columns()
@@ -111,7 +117,7 @@ def test_a_trimmed_frame_has_the_kept_items_and_empty_values_between(batch: Batc
 
 @given(batches())
 def test_every_buffer_starts_aligned(batch: Batch) -> None:
-    body = b"".join(encode([Produced(0, batch, bytes(16))], NOW).parts)
+    body = b"".join(encode([Produced(0, batch, (CallName(bytes(16)),))], NOW).parts)
     assert len(body) % 8 == 0
 
 

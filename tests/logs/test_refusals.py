@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.embedded import EmbeddedBroker
+from penstock.logs.files import root
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles
-from penstock.testing import SimulatedFiles
+from penstock.logs.files.root import FORMAT
+from penstock.testing import Halt, ManualClock, SimulatedFiles
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 from tests.logs.backends import draft
 from tests.logs.scripted_owner import ROOT, ScriptedOwner, open_log
@@ -58,9 +61,51 @@ def test_a_file_where_the_directory_should_be() -> None:
 def test_a_newer_format() -> None:
     files = ours()
     marker = json.loads(files.content(MARKER))
-    (field,) = [name for name, value in marker.items() if value == 1]
-    files.put_file(MARKER, json.dumps({**marker, field: 2}).encode())
+    (field,) = [name for name, value in marker.items() if value == FORMAT]
+    files.put_file(MARKER, json.dumps({**marker, field: FORMAT + 1}).encode())
     check_refused(files, CorruptLog, "newer", "upgrade")
+
+
+def test_an_older_process_refuses_a_directory_of_this_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = ours()
+    monkeypatch.setattr(root, "FORMAT", FORMAT - 1)
+    check_refused(files, CorruptLog, f"newer format {FORMAT}", "upgrade")
+
+
+def test_the_format_of_an_older_directory_is_raised_before_anything_else_is_written() -> None:
+    """Opening it is cut off at every file call, by a power cut."""
+    old = SimulatedFiles()
+    EmbeddedBroker.open(ROOT, files=old, threaded=False, clock=ManualClock()).close()
+    old.crash()  # so that nothing is left to be lost
+    marker = json.loads(old.content(MARKER))
+    old.put_file(MARKER, json.dumps({**marker, "format": FORMAT - 1}).encode())
+    before = {path: data for path, data in old.contents().items() if "/logs/" in path}
+    seen, call, done = set(), 0, False
+    while not done:
+        call += 1
+        files = old.copy()
+        files.fail(files.calls + call, "halt")
+        try:
+            EmbeddedBroker.open(ROOT, files=files, threaded=False, clock=ManualClock()).close()
+            done = True
+        except Halt:
+            pass
+        files.clear_faults()
+        files.crash()
+        now = json.loads(files.content(MARKER))
+        seen.add(now["format"])
+        assert {**now, "format": 0} == {**marker, "format": 0}
+        changed = {path: data for path, data in files.contents().items() if "/logs/" in path} != before
+        assert now["format"] == FORMAT or not changed, f"cut off at call {call}"
+    assert seen == {FORMAT - 1, FORMAT}
+
+
+def test_reading_an_older_directory_does_not_change_its_format() -> None:
+    files = ours()
+    marker = json.loads(files.content(MARKER))
+    files.put_file(MARKER, json.dumps({**marker, "format": FORMAT - 1}).encode())
+    FileStore.open([ROOT], files=files, read_only=True).close()
+    assert json.loads(files.content(MARKER))["format"] == FORMAT - 1
 
 
 def test_a_root_of_another_broker() -> None:

@@ -2,21 +2,24 @@
 
 import errno
 import random
+from pathlib import Path
 
 import pytest
 
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.log import Frame, FrameType
 from penstock.loop import item_cache
+from penstock.loop import partition as partition_module
 from penstock.loop.partition import Partition
 from penstock.rules import base
+from penstock.rules.calls import CallName
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
 from penstock.testing import ManualClock, SimulatedFiles
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy
 from tests.full_history import write_every_record
-from tests.partition_under_test import PartitionUnderTest, items
+from tests.partition_under_test import FilePartitionBackend, PartitionUnderTest, items
 
 
 def frame_types(partition: PartitionUnderTest) -> list[FrameType]:
@@ -168,7 +171,7 @@ def test_a_failed_produce_repeated_with_its_request_id_is_stored_once() -> None:
     for failing in range(1, 12):
         files, clock = SimulatedFiles(), ManualClock()
         partition = on_disk(files, clock)
-        command = Produce(items("a"), request=bytes(16))
+        command = Produce(items("a"), calls=(CallName(bytes(16)),))
         files.fail(files.calls + failing, errno.EIO)
         try:
             partition.run(command)
@@ -212,3 +215,19 @@ def test_time_passes_while_a_partition_is_closed(partition: PartitionUnderTest) 
     partition.open()
     partition.run_due()
     assert partition.lease_texts() == ["a"]
+
+
+def test_an_opening_that_replayed_much_is_soon_followed_by_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = PartitionUnderTest(FilePartitionBackend(tmp_path))
+    for number in range(30):
+        part.produce(str(number))
+    monkeypatch.setattr(partition_module, "CHECKPOINT_FRAMES", 20)
+    monkeypatch.setattr(partition_module, "SOON_FRAMES", 5)
+    part.kill()
+    checkpoint = tmp_path / "log" / "checkpoint"
+    part.produce("one")
+    assert not checkpoint.exists(), "the first callers after an opening do not wait for it"
+    for _ in range(6):
+        part.produce("more")
+    assert checkpoint.exists()
+    part.check()

@@ -37,7 +37,7 @@ WRONG: list[Any] = [
     Produce(Batch([b"a", b"b"], [b"k"], [7])),
     Produce(Batch([b"x"], priorities=bytes([10]))),
     Produce(Batch([b"x"], ats=[1 << 70])),
-    Produce(Batch([b"x"]), request="r"),  # type: ignore[arg-type]
+    Produce(Batch([b"x"]), calls="r"),  # type: ignore[arg-type]
     Produce(Batch([b"x"]), source="s", sequence=1),  # type: ignore[arg-type]
     AcquireLease(0),
     AcquireLease(-1),

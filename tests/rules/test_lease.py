@@ -88,12 +88,46 @@ def test_a_lease_and_its_token_survive_kill_and_restart(partition: PartitionUnde
     assert partition.complete(granted.lease).done == 1
 
 
-def test_a_lease_whose_deadline_passed_while_closed_expires_at_opening(partition: PartitionUnderTest) -> None:
+def test_a_lease_whose_deadline_passed_while_closed_expires_two_seconds_after_the_opening(partition: PartitionUnderTest) -> None:
     partition.produce("a")
     granted = partition.lease(timeout=10)
     partition.clock.advance(11 * SECOND)
     partition.kill()
-    partition.run_due()
+    partition.advance(1.999)
+    assert partition.lease_texts() == []
+    partition.advance(0.001)
+    assert partition.lease_texts() == ["a"]
+    with pytest.raises(LeaseLost):
+        partition.complete(granted.lease)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_in_the_first_two_seconds_a_holder_can_settle_and_extend(partition: PartitionUnderTest, again: bool) -> None:
+    partition.produce(*"abc")
+    first, second, third = (partition.lease(1, timeout=10) for _ in range(3))
+    partition.clock.advance(3_600 * SECOND)
+    partition.kill()
+    if again:  # each opening counts
+        partition.advance(1.5)
+        partition.kill()
+    partition.advance(1.5)
+    partition.complete(first.lease)
+    partition.extend(second.lease, timeout=10)
+    partition.advance(0.5)
+    assert partition.lease_texts() == ["c"]
+    with pytest.raises(LeaseLost):
+        partition.extend(third.lease)
+    partition.advance(9.4)
+    partition.complete(second.lease)
+
+
+def test_an_opening_shortens_no_lease(partition: PartitionUnderTest) -> None:
+    partition.produce("a")
+    granted = partition.lease(timeout=10)
+    partition.kill()
+    partition.advance(9.999)
+    assert partition.lease_texts() == []
+    partition.advance(0.001)
     assert partition.lease_texts() == ["a"]
     with pytest.raises(LeaseLost):
         partition.complete(granted.lease)
@@ -114,7 +148,7 @@ def test_attempts_survive_a_kill_so_that_a_poison_item_cannot_reset_them(partiti
     for _ in range(3):
         assert partition.lease(timeout=1).count == 1
         partition.kill()
-        partition.advance(1)
+        partition.advance(2)
     assert partition.state_of(0) is ItemState.BURIED
 
 

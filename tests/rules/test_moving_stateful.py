@@ -78,8 +78,8 @@ class TransferModel(PartitionModel):
     def fenced(self, item: ModelItem) -> bool:
         return any(fence.holds(item) for fence in self.fences)
 
-    def view(self, now: Moment, *, rebooted: bool = False) -> ComparedState:
-        view = super().view(now, rebooted=rebooted)
+    def view(self, now: Moment) -> ComparedState:
+        view = super().view(now)
         left = [item for item in self.items if item.state is ItemState.MOVING]
         burials = {item.offset: (item.attempts, item.reason == EXPIRED) for item in left if item.offset in self.were_buried}
         failures = {offset: known for offset, known in view.failures.items() if self.items[offset].state is not ItemState.MOVING}

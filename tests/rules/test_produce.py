@@ -207,7 +207,7 @@ def coming_back(
     """A transfer that returns items that were buried here: `old` are their old ids."""
     batch = items(payloads, **({"key": key} | options))
     batch.origins = [None if name is None else encode(Origin("queue", incarnation, name, parked=parked)) for name in old]
-    return Produce(batch, None, source, sequence, INCARNATION, PARTITION)
+    return Produce(batch, (), source, sequence, INCARNATION, PARTITION)
 
 
 def parked(partition: PartitionUnderTest, *payloads: str, bury: int = 1) -> None:

@@ -1,65 +1,10 @@
-"""AnswerWindow and DedupIds, each compared with a plain dict."""
+"""DedupIds, compared with a plain dict."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.rules.remembered_ids import AnswerWindow, DedupIds
-
-NAMES = st.binary(min_size=1, max_size=1)
-
-
-class WindowStateMachine(RuleBasedStateMachine):
-    """An entry is found until its deadline. An id is put only if it is unknown, as the rules do it."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.window: AnswerWindow[int] = AnswerWindow()
-        self.plain: dict[bytes, tuple[int, int]] = {}
-        self.now = 1_000
-
-    @rule(name=NAMES, value=st.integers(), span=st.sampled_from([1, 7, 160, 1_000]))
-    def put(self, name: bytes, value: int, span: int) -> None:
-        if self.window.get(name, self.now) is None:
-            self.window.put(name, value, self.now, span)
-            self.plain[name] = (self.now + span, value)
-
-    @rule(passes=st.integers(0, 300))
-    def advance(self, passes: int) -> None:
-        self.now += passes
-
-    @rule()
-    def forget(self) -> None:
-        self.window.forget(self.now)
-
-    @rule()
-    def restore(self) -> None:
-        known = self.window.live(self.now)
-        self.window = AnswerWindow()
-        for name, deadline, value in known:
-            self.window.restore(name, deadline, value)
-        assert self.window.live(self.now) == known
-
-    @invariant()
-    def agrees_with_the_dict(self) -> None:
-        live = {name: (deadline, value) for name, (deadline, value) in self.plain.items() if deadline > self.now}
-        assert {name: (deadline, value) for name, deadline, value in self.window.live(self.now)} == live
-        for name in self.plain:
-            assert self.window.get(name, self.now) == (live[name][1] if name in live else None)
-        assert len(self.window) >= len(live)
-
-
-TestWindow = WindowStateMachine.TestCase
-
-
-def test_expired_answers_are_deleted_by_the_next_put() -> None:
-    window: AnswerWindow[int] = AnswerWindow()
-    for number in range(100):
-        window.put(b"%d" % number, number, now=0, span=160)
-    window.put(b"new", 1, now=200, span=160)
-    assert len(window) == 1
-
+from penstock.rules.remembered_ids import DedupIds
 
 DIGESTS = st.sampled_from([bytes([first, 0]) + bytes([rest]) * 14 for first in (0, 1) for rest in (0, 1, 255)] + [b"\0\0" + b"\0\1" * 7])
 STEPS = st.lists(st.tuples(DIGESTS, st.integers(0, 30), st.integers(1, 50)), max_size=60)

@@ -25,6 +25,7 @@ from penstock.loop.turn import QueueEngine
 from penstock.operations import ListItems
 from penstock.reports import ListedItemData
 from penstock.rules import admin, catalog, commands, machine, outbox, produce, records, resize, settle, summary
+from penstock.rules.calls import CallMemory
 from penstock.rules.catalog import PartitionsChanged
 from penstock.rules.fences import ENDLESS, Fences
 from penstock.rules.lanes import Rank, best_rank
@@ -221,8 +222,44 @@ def moved_dedup_ids_name_items_that_do_not_exist(patch: Patch) -> None:
 
 
 @bug(40)
-def requests_are_not_looked_up_in_older_maps(patch: Patch) -> None:
-    patch.setattr(ProduceStep, "_stored_parts", lambda self, *args: ([], None))
+def a_repetition_asks_no_partition(patch: Patch) -> None:
+    patch.setattr(ProduceStep, "_remembered_parts", lambda self, *args: ([], None))
+
+
+@bug(60)
+def a_repetition_asks_only_active_partitions(patch: Patch) -> None:
+    right = PartitionSet.remembered
+    patch.setattr(
+        PartitionSet,
+        "remembered",
+        lambda self, handle, request: right(self, handle, request) if handle.number in self.active else None,
+    )
+
+
+@bug(600)
+def partitions_that_cannot_be_asked_count_as_not_knowing_the_call(patch: Patch) -> None:
+    right = PartitionSet.remembered
+
+    def remembered(self: PartitionSet, handle: PartitionHandle, request: requests.Request) -> Any:
+        return right(self, handle, request) if handle.is_usable else None
+
+    patch.setattr(PartitionSet, "remembered", remembered)
+
+
+@bug(40)
+def a_part_of_a_call_is_remembered_as_the_whole(patch: Patch) -> None:
+    def command(self: ProduceStep, request: requests.ProduceRequest, share: Batch, indexes: Sequence[int] | None) -> commands.Produce:
+        made = right(self, request, share, indexes)
+        made.indexes = None
+        return made
+
+    right = ProduceStep._command
+    patch.setattr(ProduceStep, "_command", command)
+
+
+@bug(40)
+def a_base_lacks_the_calls(patch: Patch) -> None:
+    patch.setattr(CallMemory, "restore", lambda self, *args: None)
 
 
 @bug(40)
@@ -341,7 +378,7 @@ def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
 
 @bug(40)
 def items_with_a_key_are_stored_in_any_partition(patch: Patch) -> None:
-    patch.setattr(producing, "_partitions_of", lambda batch, request, slots: [producing.FREE] * len(batch))
+    patch.setattr(producing, "_partitions_of", lambda batch, slots, default=producing.FREE: [producing.FREE] * len(batch))
 
 
 # -- uncommitted state and interrupts --------------------------------------------------------------

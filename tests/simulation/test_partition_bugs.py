@@ -1,7 +1,7 @@
 """The simulation of a partition can fail: each of these planted bugs must be caught (planted_bugs.py)."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -16,11 +16,12 @@ from penstock.loop.partition import Partition
 from penstock.loop.partition_reader import RetainedItems, retained_runs
 from penstock.rules import admin, machine, records, retention, settle, timers
 from penstock.rules.calendar import Calendar, CalendarEntry
+from penstock.rules.calls import CallMemory, CallName, RememberedAnswer
 from penstock.rules.commands import Settled
 from penstock.rules.keys import KeyLine, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Leases, LiveLease
-from penstock.rules.remembered_ids import AnswerWindow, DedupIds
+from penstock.rules.remembered_ids import DedupIds
 from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.clock import HOUR, SECOND, Moment
@@ -143,13 +144,23 @@ def elapsed_time_follows_the_wall_clock(patch: Patch) -> None:
 
 @bug
 def repeated_requests_are_executed_again(patch: Patch) -> None:
-    patch.setattr(AnswerWindow, "get", lambda self, name, now: None)
+    patch.setattr(CallMemory, "find", lambda self, name, now: None)
 
 
 @bug
 def a_restart_forgets_dedup_ids_and_answers(patch: Patch) -> None:
     patch.setattr(DedupIds, "restore", lambda self, name, deadline, value: None)
-    patch.setattr(AnswerWindow, "restore", lambda self, name, deadline, value: None)
+    patch.setattr(CallMemory, "restore", lambda self, sessions, requests, watermark: None)
+
+
+@bug
+def a_newer_call_does_not_replace_the_older_one_of_its_session(patch: Patch) -> None:
+    right = CallMemory.put
+
+    def put(self: CallMemory, names: Sequence[CallName], answers: Sequence[RememberedAnswer], now: int, span: int) -> None:
+        right(self, [name for name in names if name.fingerprint or name.session not in self._sessions], answers, now, span)
+
+    patch.setattr(CallMemory, "put", put)
 
 
 # -- storage ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.rules import base, machine, routing
 from penstock.rules import commands as c
+from penstock.rules.calls import CallName
 from penstock.rules.item_states import ItemState
 from penstock.rules.records import Opened, Produced, Record
 from penstock.rules.runs import offsets
@@ -79,11 +80,11 @@ class RulesStateMachine(RuleBasedStateMachine):
             ttls=ttls,
             dedups=dedups,
         )
-        self._send(c.Produce(batch, request))
+        self._send(c.Produce(batch, _named(request)))
 
     @rule(want=st.sampled_from([1, 2, 100]), per_key=st.integers(1, 3), request=REQUESTS)
     def lease(self, want: int, per_key: int, request: bytes | None) -> None:
-        self._send(c.AcquireLease(want, "consumer", 0, per_key, request))
+        self._send(c.AcquireLease(want, "consumer", 0, per_key, _named(request)))
 
     @precondition(lambda self: self.model.leases)
     @rule(data=st.data(), request=REQUESTS)
@@ -94,7 +95,7 @@ class RulesStateMachine(RuleBasedStateMachine):
         wanted = data.draw(st.none() | st.lists(some, min_size=1, max_size=4, unique=True), label="offsets")
         retry = self._retry(data, number, wanted)
         verbs = st.sampled_from([partial(c.CompleteLeased, number, wanted), partial(c.BuryLeased, number, wanted, "poison"), retry])
-        self._send(data.draw(verbs, label="verb")(request=request))
+        self._send(data.draw(verbs, label="verb")(calls=_named(request)))
 
     @staticmethod
     def _retry(data: st.DataObject, number: int, wanted: list[int] | None) -> Any:
@@ -170,9 +171,9 @@ class RulesStateMachine(RuleBasedStateMachine):
         return checks.view_of(self.state, self.now)
 
     def _send(self, command: c.Command) -> None:
-        request: bytes | None = getattr(command, "request", None)
-        if request is not None:
-            command = self.sent.setdefault(request, command)
+        calls: tuple[CallName, ...] = getattr(command, "calls", ())
+        if calls:
+            command = self.sent.setdefault(calls[0].session, command)
         before: list[ItemState] = self._view().states
         answer = self._decide(command)
         checks.check_transitions(type(command).__name__, before, self._view().states)
@@ -195,6 +196,10 @@ class RulesStateMachine(RuleBasedStateMachine):
                 keys = None if batch.key_ids is None else list(batch.key_ids)
                 self.peek.blocks.append(Block(record.base, record.base + len(batch), keys, batch.priorities))
             machine.apply(self.state, record, self.now)
+
+
+def _named(request: bytes | None) -> tuple[CallName, ...]:
+    return () if request is None else (CallName(request, 1, b"content"),)
 
 
 def test_the_rules_agree_with_the_model() -> None:

@@ -12,9 +12,16 @@ from penstock.operations import DescribeOwner, FindQueue, MoveCursor
 from penstock.spark import stream_reader
 from penstock.spark.broker_access import ask_present_owner, open_broker, open_home
 from penstock.words.clock import MILLISECOND
-from tests.broker.owner_process import OwnerProcess
+from tests.broker.owner_process import BrokerProcess
 from tests.spark.stream_runs import StreamRun, fill
 from tests.spark.waiting import wait_until
+
+
+def owner_with_items(broker_dir: str, items: int) -> BrokerProcess:
+    """Another process that owns a new directory with a queue of so many items."""
+    owner = BrokerProcess(broker_dir)
+    owner.ask(f"len(broker.create_queue('orders').produce_many([b'%d' % number for number in range({items})]))")
+    return owner
 
 
 def published_stats(broker_dir: str) -> Any:
@@ -26,13 +33,13 @@ def published_stats(broker_dir: str) -> Any:
 
 
 def test_a_stream_goes_on_when_its_owner_is_killed(broker_dir: str, start: Any) -> None:
-    with OwnerProcess(broker_dir, items=100) as first, OwnerProcess(broker_dir) as second:
+    with owner_with_items(broker_dir, 100) as first, BrokerProcess(broker_dir) as second:
         stream = start(maxItemsPerTrigger=30)
         assert stream.batch() == 30
         first.kill()
         assert stream.batch() == 30
         second.kill()
-        with OwnerProcess(broker_dir):
+        with BrokerProcess(broker_dir):
             assert len({*stream.all()}) == len(stream.ids) == 100
             stream.reader.stop()
             wait_until(lambda: not published_stats(broker_dir).holder)
@@ -41,7 +48,7 @@ def test_a_stream_goes_on_when_its_owner_is_killed(broker_dir: str, start: Any) 
 
 
 def test_a_stream_without_an_owner_waits_for_one_and_is_told_what_to_do(broker_dir: str, start: Any) -> None:
-    with OwnerProcess(broker_dir, items=5):
+    with owner_with_items(broker_dir, 5):
         pass
     stream = start(hasty=True)
     with pytest.raises(BrokerClosed, match="keep it open in some program while this runs"):
@@ -51,7 +58,7 @@ def test_a_stream_without_an_owner_waits_for_one_and_is_told_what_to_do(broker_d
 
 
 def test_a_stream_that_is_stopped_without_an_owner_does_not_wait(broker_dir: str, start: Any) -> None:
-    with OwnerProcess(broker_dir, items=5) as owner:
+    with owner_with_items(broker_dir, 5) as owner:
         stream = start()
         stream.batch()
         owner.kill()
@@ -65,7 +72,7 @@ def test_a_stream_that_is_stopped_without_an_owner_does_not_wait(broker_dir: str
 def test_a_new_cursor_needs_an_owner_and_an_old_one_waits(broker_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an owner nothing is removed, so a cursor that is behind does no harm; one that is missing would."""
     monkeypatch.setattr(stream_reader, "open_home", lambda roots: open_home(roots, 50 * MILLISECOND))
-    with OwnerProcess(broker_dir, items=30):
+    with owner_with_items(broker_dir, 30):
         pass
     with pytest.raises(BrokerClosed, match="no process has"):
         StreamRun(broker_dir, cursor="lake").batch()
@@ -90,8 +97,8 @@ def test_a_job_owns_the_broker_only_while_nobody_does(broker_dir: str) -> None:
     def owner(broker: penstock.Broker) -> int:
         return broker.queue("orders").home.call(DescribeOwner()).pid
 
-    with OwnerProcess(broker_dir, items=1) as other, open_broker((broker_dir,), 10) as client:
-        assert owner(client) == other.process.pid
+    with owner_with_items(broker_dir, 1) as other, open_broker((broker_dir,), 10) as client:
+        assert owner(client) == other.pid
     with open_broker((broker_dir,), 10) as alone:
         assert owner(alone) == os.getpid()
     with penstock.open(broker_dir, durability="os") as mine, open_broker((broker_dir,), 10) as joined:
@@ -102,7 +109,7 @@ def test_a_change_that_is_not_needed_is_left_out_without_an_owner(broker_dir: st
     def ask(name: str) -> bool:
         return ask_present_owner((broker_dir,), MoveCursor(queue=queue, name=name, to={0: 1}), 10)
 
-    with OwnerProcess(broker_dir, items=1):
+    with owner_with_items(broker_dir, 1):
         with closing(open_home((broker_dir,))) as home:
             queue = home.call(FindQueue(name="orders")).incarnation
         assert ask("lake") and not ask(""), "a refusal is logged"

@@ -121,7 +121,7 @@ def states_to_clear(state: str) -> list[Any]:
     return [clearable for clearable in CLEARABLE if state in (clearable, "all")]
 
 
-def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, bool | None]:
+def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, Any]:
     """The flags of a `PauseQueue` operation: True pauses, False resumes, None does not change."""
     if not check_flag("lease", lease) and not check_flag("produce", produce):
         verb = "pause" if paused else "resume"

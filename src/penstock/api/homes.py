@@ -45,6 +45,9 @@ class AsyncHome:
     async def close(self) -> None:
         await asyncio.to_thread(self.home.close)
 
+    def __reduce__(self) -> tuple[type["AsyncHome"], tuple[Home]]:
+        return AsyncHome, (self.home,)
+
 
 async def open_async_home(target: Any, *, threaded: bool, **options: Any) -> AsyncHome:
     """Like `open_home`."""

@@ -9,7 +9,7 @@ That memory only avoids needless requests: whether a lease is still held is alwa
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import check_text, copy_error
 from penstock.api.items import Item, items_of
@@ -17,7 +17,7 @@ from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, SettleAction, SettleAnswer, SettlePart
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
-from penstock.words import values
+from penstock.words import forks, values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, reason_of
 from penstock.words.ids import Token, format_id, format_token, parse_token
@@ -34,7 +34,7 @@ _SHOWN = 5
 class PartitionLease:
     """The items that one partition leased in one call, and the outcome of each."""
 
-    __slots__ = ("_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease", "partition", "timeout")
+    __slots__ = ("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease", "partition", "timeout")
 
     def __init__(self, incarnation: int, result: LeaseResult, wall: int) -> None:
         self.incarnation = incarnation
@@ -49,6 +49,14 @@ class PartitionLease:
         """The states of items that were settled one by one, by offset."""
         self._rest_state = OPEN
         """The state of all other items."""
+        self._fork = forks.count
+
+    def check_process(self, offsets: Callable[[], list[int]]) -> None:
+        """LeaseLost in a forked child: the process that took the lease holds it, and may be at work on the items."""
+        if self._fork != forks.count:
+            ids = [format_id(self.partition, offset) for offset in offsets()]
+            text = f"the lease of {_named(ids)} is held by the process that this one was forked from; lease items in this process"
+            raise copy_error(LeaseLost(f"{text}, or settle them by their tokens"), lost=ids)
 
     def __len__(self) -> int:
         return sum(len(block.batch) for block in self.blocks)
@@ -166,6 +174,9 @@ class LeaseBase:
         """
         return self._partition_lease.state_of(self.offset)
 
+    def __reduce__(self) -> NoReturn:
+        raise _not_pickled()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.item!r}, {self.state})"
 
@@ -231,8 +242,15 @@ class LeaseBatchBase(Sequence[L], Generic[L]):
     def __iter__(self) -> Iterator[L]:
         return iter(self._all())
 
+    def __reduce__(self) -> NoReturn:
+        raise _not_pickled()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} leases, {sum(lease.open_count for lease in self._partition_leases)} open)"
+
+
+def _not_pickled() -> InvalidRequest:
+    return InvalidRequest("a lease cannot be pickled; send its token (lease.token), which any process can settle")
 
 
 LeasesOrTokens: TypeAlias = "str | LeaseBase | Iterable[str | LeaseBase | Iterable[str | LeaseBase]]"
@@ -278,12 +296,16 @@ class LeaseSelection:
         """Add the open items of these leases."""
         for lease in partition_leases:
             part = lease.open_part()
-            if part is not None and not self._belongs_elsewhere(lease.incarnation, lease.partition, lease.open_offsets):
+            if part is None:
+                continue
+            lease.check_process(lease.open_offsets)
+            if not self._belongs_elsewhere(lease.incarnation, lease.partition, lease.open_offsets):
                 self._put(lease, part)
         return self
 
     def _add_lease(self, lease: LeaseBase) -> None:
         held, offset = lease._partition_lease, lease.offset
+        held.check_process(lambda: [offset])
         if self.action == "extend" and lease.state != OPEN:  # other items may still hold the same lease
             self._lost.append(lease.id)
         elif not self._belongs_elsewhere(held.incarnation, held.partition, lambda: [offset]):

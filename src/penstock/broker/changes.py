@@ -5,6 +5,7 @@ operation, and runs inside a turn of the queue. Queries are in queries.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.broker import queries
@@ -26,6 +27,7 @@ from penstock.operations import (
     SeekItems,
 )
 from penstock.rules import commands
+from penstock.rules.calls import RememberedAnswer
 from penstock.rules.commands import AskAgain, ItemCount
 from penstock.rules.item_states import ItemState
 from penstock.words.errors import InvalidRequest, StorageFailed
@@ -48,22 +50,50 @@ def target_partitions(engine: QueueEngine, partition: int | None) -> list[Partit
     return [handle]
 
 
+def _once(engine: QueueEngine, handle: PartitionHandle, change: Callable[[], int]) -> int:
+    """Make a change in a partition, unless the same call made it before; gives the number of items that it changed.
+
+    What a call does in a partition is remembered there, in one frame with the change.
+    """
+    request = engine.running_function
+    if request is None or not request.calls:
+        return change()
+    known = engine.remembered(handle, request)
+    if known is not None:
+        engine.touch(handle)  # the answer waits for its commit
+        return sum(answer.count for answer in known)
+    count = change()
+    engine.run(handle, commands.RememberCall(request.calls, [RememberedAnswer(count=count)]))
+    return count
+
+
+def _is_repeated(engine: QueueEngine) -> bool:
+    """Whether a usable partition remembers the call that runs now."""
+    request = engine.running_function
+    if request is None or not request.may_be_known:
+        return False
+    return any(engine.remembered(handle, request) is not None for handle in engine.usable())
+
+
 def _total(engine: QueueEngine, handles: Sequence[PartitionHandle], command: commands.Command) -> int:
     """Run a command in each partition until it has nothing left to do; gives the number of items that it changed."""
-    items = 0
-    for handle in handles:
+    return sum(_once(engine, handle, partial(_run_to_end, engine, handle, command)) for handle in handles)
+
+
+def _run_to_end(engine: QueueEngine, handle: PartitionHandle, command: commands.Command) -> int:
+    answer = engine.run(handle, command)
+    while isinstance(answer, AskAgain):
         answer = engine.run(handle, command)
-        while isinstance(answer, AskAgain):
-            answer = engine.run(handle, command)
-        assert isinstance(answer, ItemCount)
-        items += answer.items
-    return items
+    assert isinstance(answer, ItemCount)
+    return answer.items
 
 
 def pause(engine: QueueEngine, operation: PauseQueue) -> None:
     command = commands.Pause(operation.lease, operation.produce)
     if operation.partition is None:
-        engine.pause(command)
+        if not _is_repeated(engine):  # else those that were not usable then had their part
+            engine.note_missed_pause(command)
+        _total(engine, [*engine.usable()], command)
     else:
         _total(engine, target_partitions(engine, operation.partition), command)
     engine.wants_turn = True  # waiting requests may be served now
@@ -100,20 +130,22 @@ def _return_buried(engine: QueueEngine, items: Mapping[int, Sequence[int]] | Non
     found = 0
     for handle in _known_partitions(engine, items):
         buried = [offset for offset in items[handle.number] if handle.state.state_of(offset) is ItemState.BURIED]
-        found += _total(engine, [handle], commands.Redrive(buried)) if buried else 0
+        found += _once(engine, handle, partial(_run_to_end, engine, handle, commands.Redrive(buried)) if buried else lambda: 0)
     return found
 
 
 def _send_to_queue(engine: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> int:
     """Send those of these items that are ready or buried to another queue. Gives how many."""
-    found = 0
-    for handle in _known_partitions(engine, items):
-        sent = [offset for offset in items[handle.number] if handle.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
-        if sent:
-            engine.transfer_step.send(handle, sent, to)
-            found += len(sent)
-            _release_parked(engine, handle, set(sent))
-    return found
+    handles = _known_partitions(engine, items)
+    return sum(_once(engine, handle, partial(_send_from, engine, handle, items[handle.number], to)) for handle in handles)
+
+
+def _send_from(engine: QueueEngine, handle: PartitionHandle, chosen: Sequence[int], to: int) -> int:
+    sent = [offset for offset in chosen if handle.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
+    if sent:
+        engine.transfer_step.send(handle, sent, to)
+        _release_parked(engine, handle, set(sent))
+    return len(sent)
 
 
 def _known_partitions(engine: QueueEngine, numbers: Iterable[int]) -> list[PartitionHandle]:
@@ -148,17 +180,28 @@ def compact(engine: QueueEngine, operation: CompactQueue) -> list[RetentionResul
 
 def move_cursor(engine: QueueEngine, operation: MoveCursor) -> None:
     for handle in _known_partitions(engine, operation.to):
-        known = handle.state.cursors.get(operation.name, 0) if operation.forward_only else 0
-        engine.run(handle, commands.PutCursor(operation.name, min(max(operation.to[handle.number], known), handle.state.next_offset)))
+        _once(engine, handle, partial(_move_cursor, engine, handle, operation))
+
+
+def _move_cursor(engine: QueueEngine, handle: PartitionHandle, operation: MoveCursor) -> int:
+    known = handle.state.cursors.get(operation.name, 0) if operation.forward_only else 0
+    engine.run(handle, commands.PutCursor(operation.name, min(max(operation.to[handle.number], known), handle.state.next_offset)))
+    return 0
 
 
 def release_cursor(engine: QueueEngine, operation: ReleaseCursor) -> None:
-    found = [handle for handle in target_partitions(engine, None) if operation.name in handle.state.cursors]
-    if not found:
+    handles = target_partitions(engine, None)
+    if not any(operation.name in handle.state.cursors for handle in handles) and not _is_repeated(engine):
         there = sorted(queries.cursors(engine, ListCursors()))
         raise InvalidRequest(f"there is no cursor {operation.name!r} in queue {engine.name!r}; there are {there or 'none'}")
-    for handle in found:
-        engine.run(handle, commands.ForgetCursor(operation.name))
+    for handle in handles:
+        _once(engine, handle, partial(_forget_cursor, engine, handle, operation.name))
+
+
+def _forget_cursor(engine: QueueEngine, handle: PartitionHandle, name: str) -> int:
+    if name in handle.state.cursors:
+        engine.run(handle, commands.ForgetCursor(name))
+    return 0
 
 
 CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {

@@ -13,7 +13,6 @@ from typing import Any
 from penstock.broker.inbox import publish_write
 from penstock.broker.live_snapshot import LiveSnapshot
 from penstock.broker.shared import SharedBroker, join_shared
-from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
@@ -33,7 +32,7 @@ class DirectoryClient:
         self._target = target
         self._timeout = timeout
         self._store = open_read_only(target, files)
-        self._published: LiveSnapshot | None = None
+        self._published = LiveSnapshot(target, files)
         self._owner: Home | None = None
         self._opening = threading.Lock()
         self._closed = False
@@ -66,7 +65,7 @@ class DirectoryClient:
             self._owner.stop_extending(queue, partition, lease)
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
-        return self._read().log(queue, partition)
+        return self._published.log(queue, partition)
 
     def staging(self) -> Staging:
         return self._store.inbox
@@ -78,20 +77,13 @@ class DirectoryClient:
     def close(self) -> None:
         with self._opening:
             self._closed = True
-        for home in (self._owner, self._published):
-            if home is not None:
-                home.close()
+        if self._owner is not None:
+            self._owner.close()
+        self._published.close()
         self._store.close()
 
     def _home_for(self, operation: Operation[Any]) -> Home:
-        return self._read() if isinstance(operation, Query) else self._connected()
-
-    def _read(self) -> LiveSnapshot:
-        with self._opening:
-            self._check_open()
-            if self._published is None:
-                self._published = LiveSnapshot(Snapshot(self._store, self.clock))
-            return self._published
+        return self._published if isinstance(operation, Query) else self._connected()
 
     def _connected(self) -> Home:
         with self._opening:

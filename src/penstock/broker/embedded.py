@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxProcessor, write_state
@@ -67,7 +67,7 @@ from penstock.operations import (
 from penstock.reports import BrokerMetrics, ClientDescription, ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
 from penstock.rules.catalog import QueueEntry
-from penstock.rules.commands import Configure
+from penstock.rules.commands import Call, Configure
 from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
@@ -127,6 +127,7 @@ class EmbeddedBroker:
         except BaseException:
             self._closed = True
             self.inbox.stop()
+            store.note_opened()
             self._release()
             raise
         _brokers.add(self)
@@ -180,12 +181,16 @@ class EmbeddedBroker:
             except PenstockError as error:
                 cancels.append(_cannot_cancel)
                 done(error)
+            except Exception as error:  # a bug of Penstock: the caller still gets an answer, and so do the others
+                _log.exception("%s went wrong", type(operation).__name__)
+                cancels.append(_cannot_cancel)
+                done(caused_by_bug(error))
         for loop in loops.values():
             loop.run_submitted()
         return cancels
 
     def _enter(self, operation: Operation[Any], callback: AnswerCallback) -> tuple[Loop | None, Cancel]:
-        """Add an operation to the requests of its queue, and give its loop: a turn must follow. None: none is needed."""
+        """Add an operation to the requests of its queue, and give its loop, which must run a turn; None: none."""
         request = self._request(operation)
         if request is None:
             self._check_open()
@@ -219,9 +224,9 @@ class EmbeddedBroker:
         if kind in _REQUESTS:
             return _REQUESTS[kind](operation, self.clock.read().elapsed)
         if kind in changes.CHANGE_HANDLERS:
-            if isinstance(operation, RedriveItems):
+            if isinstance(operation, RedriveItems) and (operation.call is None or not operation.call.again):
                 self.loop(operation.to)  # QueueNotFound when it was deleted
-            return FunctionRequest(lambda engine: changes.CHANGE_HANDLERS[kind](engine, operation))
+            return FunctionRequest(lambda engine: changes.CHANGE_HANDLERS[kind](engine, operation), call=operation.call)
         if kind in queries.QUERY_HANDLERS and not (isinstance(operation, ExplainItem) and operation.follow):
             return FunctionRequest(lambda engine: queries.QUERY_HANDLERS[kind](engine, operation), needs_all_open=kind is not ReadStats)
         if kind not in _BROKER_HANDLERS:
@@ -258,13 +263,18 @@ class EmbeddedBroker:
         name, partitions, exist_ok, given = operation.name, operation.partitions, operation.exist_ok, operation.given
         with self._creation_lock:  # not the catalog lock: other changes need not wait for the disk
             self._check_open()
+            done = self._changed_before(operation)
+            if done is not None:
+                return describe_queue(done)
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
             wall = self.clock.read().wall
             if catalog.create(self.catalog.state, name, chosen, partitions, incarnation, wall, exist_ok, given):
                 # Before the record: once a queue is recorded, a missing log counts as damage.
                 self.store.create_logs(incarnation, *range(partitions))
             with self.changing_catalog():
-                entry = self.catalog.create(name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given)
+                entry = self.catalog.create(
+                    name, chosen, incarnation=incarnation, partitions=partitions, exist_ok=exist_ok, given=given, call=operation.call
+                )
             if entry.incarnation not in self._loops:
                 self._being_created = entry.incarnation
                 self._open_created(entry)
@@ -283,6 +293,16 @@ class EmbeddedBroker:
         loop.turn()
         self._loops[entry.incarnation] = loop
 
+    def _changed_before(self, operation: Operation[Any]) -> QueueEntry | None:
+        """The queue that the call of an operation changed when it was sent before; None: it changed nothing."""
+        incarnation = self.catalog.changed_by(operation.call)
+        if incarnation is None:
+            return None
+        entry = self.catalog.state.entries.get(incarnation)
+        if entry is None:
+            raise QueueNotFound("this call was made before, and its queue was deleted since; create the queue again if it is needed")
+        return entry
+
     def _wait_until_open(self, entry: QueueEntry) -> QueueEntry:
         """Wait while a queue that is in the catalog already is being opened."""
         if entry.incarnation not in self._loops:
@@ -294,11 +314,13 @@ class EmbeddedBroker:
         """New timeouts apply to new leases and items; every other option applies at once."""
         loop = self.loop(operation.queue)
         with self.changing_catalog():
-            entry = self.catalog.update(operation.queue, operation.changes)
+            entry = self.catalog.update(operation.queue, operation.changes, operation.call)
         loop.call(FunctionRequest(self._configure, recorded_elsewhere=True))
         return describe_queue(entry)
 
     def _delete(self, operation: DeleteQueue) -> None:
+        if self.catalog.changed_by(operation.call) is not None:
+            return
         found = self.catalog.state.entries.get(operation.queue)
         if found is None:
             raise _gone()
@@ -310,31 +332,38 @@ class EmbeddedBroker:
             self._router.without_transfers(incarnation, name, self.clock, operation.wait if self._threaded else 0),
             self.changing_catalog(),
         ):
-            self.catalog.delete(name)
-            self._loops.pop(incarnation)
+            if incarnation in self.catalog.state.entries:  # else another sending of the call has deleted it meanwhile
+                self.catalog.delete(name, operation.call)
+            self._loops.pop(incarnation, None)
         with suppress(PenstockError):  # the queue is deleted already
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
         self._remove(incarnation)
 
     def _resize(self, operation: ResizeQueue) -> QueueDescription:
         check_range("partitions", operation.partitions, 1, MAX_PARTITIONS)
-        return self._change_layout(operation.queue, lambda entry: partition_layout.resized_layout(entry, operation.partitions))
+        return self._change_layout(operation, lambda entry: partition_layout.resized_layout(entry, operation.partitions))
 
     def _set_read_only(self, operation: SetReadOnly) -> QueueDescription:
         return self._change_layout(
-            operation.queue, lambda entry: partition_layout.layout_with_read_only(entry, operation.partition, operation.read_only)
+            operation, lambda entry: partition_layout.layout_with_read_only(entry, operation.partition, operation.read_only)
         )
 
-    def _change_layout(self, incarnation: int, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueDescription:
-        return describe_queue(
-            self.run_request(incarnation, ResizeRequest(lambda engine: self._record_layout(engine, choose), recorded_elsewhere=True))
-        )
+    def _change_layout(
+        self, operation: ResizeQueue | SetReadOnly, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]
+    ) -> QueueDescription:
+        done = self._changed_before(operation)
+        if done is not None:
+            return describe_queue(done)
+        request = ResizeRequest(lambda engine: self._record_layout(engine, choose, operation.call), recorded_elsewhere=True)
+        return describe_queue(self.run_request(operation.queue, request))
 
-    def _record_layout(self, engine: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]) -> QueueEntry:
+    def _record_layout(
+        self, engine: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout], call: Call | None
+    ) -> QueueEntry:
         """Inside a turn: write the new layout to the catalog, then apply it."""
         try:
             with self.changing_catalog():
-                return partition_layout.record_layout(self.catalog, engine, choose, self.clock.read().wall)
+                return partition_layout.record_layout(self.catalog, engine, choose, self.clock.read().wall, call)
         finally:
             self._apply_recorded_layout(engine)
 
@@ -374,7 +403,7 @@ class EmbeddedBroker:
         setup = QueueSetup(
             entry.name,
             entry.incarnation,
-            lambda number: self._open_partition(entry.incarnation, number),
+            lambda number, replayed: self._open_partition(entry.incarnation, number, replayed),
             self.clock,
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
@@ -396,14 +425,21 @@ class EmbeddedBroker:
         data = self.store.summary(incarnation, number)
         return None if data is None else summary.load(data)
 
-    def _open_partition(self, incarnation: int, number: int) -> Partition:
+    def _open_partition(self, incarnation: int, number: int, replayed: Callable[[], None]) -> Partition:
         options = self.catalog.get(incarnation).options
         # From `next_partition` on, a resize adds it: its log is created. Any other log that is missing is damage.
         if number >= self.catalog.get(incarnation).next_partition:
             self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
-            return Partition(log, self.clock, options.policy, segment_bytes=self._segment_bytes, min_free_bytes=self._min_free_bytes)
+            return Partition(
+                log,
+                self.clock,
+                options.policy,
+                segment_bytes=self._segment_bytes,
+                min_free_bytes=self._min_free_bytes,
+                on_replayed=replayed,
+            )
         except BaseException:
             log.close()
             raise
@@ -503,6 +539,9 @@ class EmbeddedBroker:
         for loop in list(self._loops.values()):
             loop.abandon()
 
+    def __reduce__(self) -> NoReturn:
+        raise InvalidRequest("a broker in memory, or with exclusive=True, cannot be sent to another process; open one there")
+
     # -- helpers -------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -541,7 +580,9 @@ def _log_failure(operation: Operation[Any], answer: Any) -> None:
 
 def _lease(operation: LeaseItems, now: int) -> LeaseRequest:
     deadline = now + operation.wait if operation.wait else 0
-    return LeaseRequest(operation.count, operation.consumer, operation.timeout, operation.per_key, operation.request, deadline)
+    return LeaseRequest(
+        operation.count, operation.consumer, operation.timeout, operation.per_key, operation.request, deadline, call=operation.call
+    )
 
 
 def _settle(operation: SettleItems, now: int) -> SettleRequest:
@@ -555,11 +596,12 @@ def _settle(operation: SettleItems, now: int) -> SettleRequest:
         then=operation.then,
         request=operation.request,
         deadline=now + operation.wait,
+        call=operation.call,
     )
 
 
 _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
-    ProduceItems: lambda operation, now: ProduceRequest(operation.batch, operation.request, now + operation.wait),
+    ProduceItems: lambda operation, now: ProduceRequest(operation.batch, operation.request, now + operation.wait, call=operation.call),
     LeaseItems: _lease,
     SettleItems: _settle,
     AwaitItems: lambda operation, now: AwaitRequest(operation.start, now + operation.wait),

@@ -1,6 +1,6 @@
 """The owner's side of the inbox: it adopts published writes, each exactly once.
 
-Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly in its
+Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly, in its
 own thread. It produces through the queues' turns, as any caller does.
 A published write is validated before any of it is adopted; a damaged one stays in the inbox as it is. It is adopted in
 chunks. The catalog gives it a number before the first chunk and records its source after the last; in between, each
@@ -13,7 +13,9 @@ The thread also ends the consumer rights that were not renewed.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import msgspec
@@ -31,10 +33,10 @@ from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, Pens
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
+OPENING_SECONDS = 0.2
+"""How long the opening of a broker waits for the thread to do what is in the inbox; it does the rest afterwards."""
 IDLE_SECONDS = 0.25
 BUSY_SECONDS = 0.01
-OPENING = 2 * SECOND
-"""How long the opening of a broker processes the inbox; its thread does the rest afterwards."""
 BUSY_FOR = 10 * SECOND
 """How long after the last write the inbox is read every `BUSY_SECONDS`."""
 RETRY_AFTER = SECOND // 2
@@ -44,10 +46,6 @@ STALE = 7 * DAY
 SWEEP_EVERY = DAY
 CHUNKS = 1 << 32
 """More than the chunks of one write: a write's number times this is the sequence before its first chunk."""
-
-
-class TimeLimitReached(Exception):
-    """The time limit of `process` is reached; the next call continues."""
 
 
 class OwningBroker(StreamOwner, Protocol):
@@ -72,8 +70,9 @@ class InboxProcessor:
         """Labels of writes that were validated."""
         self._busy_until = 0
         self._sweep_at = 0
-        self._stop_at: int | None = None
         self._ended = threading.Event()
+        self._first_pass: SimpleQueue[None] = SimpleQueue()
+        """Gets an entry when the thread has processed the inbox once."""
         self._threaded = False
         self._thread: InterruptSafeThread | None = None
 
@@ -86,12 +85,14 @@ class InboxProcessor:
     # -- the thread ----------------------------------------------------------------------------------
 
     def open(self, threaded: bool) -> None:
-        """Process what waits, for a limited time; then, with threads, start the thread that does the rest."""
-        self.sweep()
-        self.process(OPENING if threaded else 0)
+        """Adopt what waits: with threads in the thread, for which the opening of the broker waits only shortly."""
         self._threaded = threaded
-        if self._inbox.shared:
+        if not threaded:
+            self.process()
+        elif self._inbox.shared:
             self._start()
+            with suppress(Empty):
+                self._first_pass.get(timeout=OPENING_SECONDS)
 
     def _start(self) -> None:
         """Start the thread, once, if threads are allowed. An inbox in memory needs it only after the first write."""
@@ -109,11 +110,9 @@ class InboxProcessor:
         self._ended = threading.Event()
         self._ended.set()
 
-    def process(self, most: int = 0) -> bool:
-        """Adopt what waits, for so long at most (0: without limit); gives whether anything was adopted."""
-        now = self._clock.read().elapsed
-        self._stop_at = now + most if most else None
-        if now >= self._sweep_at:
+    def process(self) -> bool:
+        """Adopt what waits; gives whether anything was adopted."""
+        if self._clock.read().elapsed >= self._sweep_at:
             self.sweep()
         waiting = self._waiting()
         self._forget_removed({entry.label for entry in waiting})
@@ -128,9 +127,6 @@ class InboxProcessor:
         except PenstockError as error:
             _log.warning("the inbox cannot be read: %s", error)
             return []
-
-    def _out_of_time(self) -> bool:
-        return self._stop_at is not None and self._clock.read().elapsed >= self._stop_at
 
     @property
     def _queues(self) -> dict[int, QueueEntry]:
@@ -153,12 +149,17 @@ class InboxProcessor:
             _log.warning("stale files in the inbox cannot be removed: %s", error)
 
     def _watch(self) -> None:
+        self._process_safely()
+        self._first_pass.put(None)
         while not self._ended.wait(BUSY_SECONDS if self._clock.read().elapsed < self._busy_until else IDLE_SECONDS):
-            try:
-                if self.process():
-                    self._busy_until = self._clock.read().elapsed + BUSY_FOR
-            except Exception:  # a bug of Penstock must not end the thread
-                _log.exception("processing the inbox went wrong")
+            self._process_safely()
+
+    def _process_safely(self) -> None:
+        try:
+            if self.process():
+                self._busy_until = self._clock.read().elapsed + BUSY_FOR
+        except Exception:  # a bug of Penstock must not end the thread
+            _log.exception("processing the inbox went wrong")
 
     def _attempt(self, entry: InboxEntry, step: Callable[[InboxEntry], None]) -> bool:
         """Do `step` with an entry. Gives False when it failed, must wait, or was refused before."""
@@ -168,7 +169,7 @@ class InboxProcessor:
         try:
             step(entry)
             return True
-        except (BrokerClosed, TimeLimitReached):
+        except BrokerClosed:
             return False
         except PenstockError as error:
             if not error.retryable:
@@ -261,11 +262,9 @@ class InboxProcessor:
             )
 
     def _between_chunks(self) -> None:
-        """Between two chunks: stop if the broker closes or the time is over, and end consumer rights that are over."""
+        """Between two chunks: stop if the broker closes, and end the consumer rights that are over."""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the write is adopted when it is opened again")
-        if self._out_of_time():
-            raise TimeLimitReached
         self._broker.streams.expire_consumer_rights()
 
     def _validate(self, write: InboxEntry, manifest: WriteManifest) -> None:

@@ -1,19 +1,22 @@
 """A directory that is only read, always as it is published now.
 
 Owns: `LiveSnapshot`, the home of `penstock.open(…, read_only=True)`. It reads the new records before each query, takes
-no lock, writes nothing, and needs no owner. Threads may share it.
+no lock, writes nothing, and needs no owner. Threads may share it. A forked child, or a process that gets a pickled one,
+opens its own at the first use.
 """
 
+import os
 import threading
+import weakref
 from typing import Any
 
 from penstock.broker.snapshot import Snapshot
-from penstock.logs.backends import Files, Target
+from penstock.logs.backends import Files, Target, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Operation
-from penstock.words.clock import Clock
-from penstock.words.errors import BrokerClosed, PenstockError
+from penstock.words.clock import Clock, SystemClock
+from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError
 from penstock.words.threads import InterruptSafePool
 
 REFRESH_SECONDS = 0.05
@@ -24,16 +27,35 @@ THREADS = 4
 class LiveSnapshot:
     """The queues of a directory, as they are published now."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.clock = snapshot.clock
-        self._snapshot = snapshot
-        self._reading = threading.Lock()
-        self._pool = InterruptSafePool(THREADS)
+    def __init__(self, target: Target, files: Files | None = None, clock: Clock | None = None) -> None:
+        """It is opened at the first use."""
+        self.clock: Clock = clock or SystemClock()
+        self._opened_with: tuple[Target, Files | None, Clock | None] = parse_roots(target), files, clock
         self._closed = False
+        self.abandon_after_fork()
+        _snapshots.add(self)
 
     @classmethod
     def open(cls, target: Target, *, files: Files | None = None, clock: Clock | None = None) -> "LiveSnapshot":
-        return cls(Snapshot.open(target, files=files, clock=clock))
+        opened = cls(target, files, clock)
+        with opened._reading:
+            opened._open()
+        return opened
+
+    def abandon_after_fork(self) -> None:
+        """In a forked child: leave the parent's files, threads and lock alone. Another thread may hold the lock."""
+        self._snapshot: Snapshot | None = None
+        self._reading = threading.RLock()
+        self._pool = InterruptSafePool(THREADS)
+
+    def _open(self) -> Snapshot:
+        """The snapshot, opened if it is not; the caller holds `_reading`."""
+        if self._closed:
+            raise BrokerClosed("the broker is closed; open it again")
+        if self._snapshot is None:
+            target, files, _ = self._opened_with
+            self._snapshot = Snapshot.open(target, files=files, clock=self.clock)
+        return self._snapshot
 
     def call(self, operation: Operation[A], /) -> A:
         deadline = self.clock.read().elapsed + (operation.wait if isinstance(operation, AwaitItems) else 0)
@@ -47,12 +69,13 @@ class LiveSnapshot:
 
     def _refreshed(self, operation: Operation[A]) -> A:
         with self._reading:
-            self._check_open()
-            self._snapshot.refresh()
-            return self._snapshot.call(operation)
+            snapshot = self._open()
+            snapshot.refresh()
+            return snapshot.call(operation)
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        self._check_open()
+        if self._closed:
+            raise BrokerClosed("the broker is closed; open it again")
         wanted = [done] if done is not None else []
 
         def run() -> None:
@@ -67,28 +90,44 @@ class LiveSnapshot:
         return wanted.clear
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self._snapshot.auto_extend(queue, partition, lease, seconds)
+        with self._reading:
+            self._open().auto_extend(queue, partition, lease, seconds)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         """Nothing is extended here."""
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
-        self._check_open()
-        return self._snapshot.log(queue, partition)
+        with self._reading:
+            return self._open().log(queue, partition)
 
     def staging(self) -> Staging:
-        return self._snapshot.staging()
+        with self._reading:
+            return self._open().staging()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._pool.close()
             with self._reading:
-                self._snapshot.close()
+                if self._snapshot is not None:
+                    self._snapshot.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise BrokerClosed("the broker is closed; open it again")
+    def __reduce__(self) -> tuple[type["LiveSnapshot"], tuple[Target]]:
+        target, files, clock = self._opened_with
+        if files is not None or clock is not None:
+            raise InvalidRequest("a broker with a clock or files of its own cannot be sent to another process; open one there")
+        return LiveSnapshot, (target,)
 
     def __repr__(self) -> str:
         return f"LiveSnapshot({self._snapshot!r})"
+
+
+_snapshots: "weakref.WeakSet[LiveSnapshot]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for snapshot in list(_snapshots):
+        snapshot.abandon_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -15,11 +15,12 @@ from penstock.loop.requests import PartitionsNotOpen
 from penstock.loop.resize import SlotMapChange
 from penstock.loop.turn import QueueEngine
 from penstock.rules.catalog import QueueEntry
+from penstock.rules.commands import Call
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import InvalidRequest, QueueBusy
 
 KEPT_MAPS = 32
-"""At least so many older slot maps are kept: a remembered request id may belong to one of them."""
+"""At least so many older slot maps are kept."""
 
 
 class PartitionLayout(NamedTuple):
@@ -48,13 +49,17 @@ def layout_with_read_only(entry: QueueEntry, partition: int, read_only: bool) ->
     return PartitionLayout(others or [entry.next_partition], [*entry.read_only, partition])
 
 
-def record_layout(catalog: Catalog, engine: QueueEngine, choose: Callable[[QueueEntry], PartitionLayout], wall: int) -> QueueEntry:
+def record_layout(
+    catalog: Catalog, engine: QueueEngine, choose: Callable[[QueueEntry], PartitionLayout], wall: int, call: Call | None = None
+) -> QueueEntry:
     """Inside a turn: write the layout that `choose` gives to the catalog.
 
     Nothing is changed when it fails: QueueBusy while an earlier resize is unfinished, StorageFailed when a failing
     partition would lose slots or take all of them; PartitionsNotOpen while new partitions are being opened.
     """
     entry = catalog.get(engine.incarnation)
+    if catalog.changed_by(call) is not None:
+        return entry
     active, read_only = choose(entry)
     failing = [engine.handles[number] for number in entry.active if engine.handles[number].error is not None]
     for handle in failing:
@@ -74,7 +79,7 @@ def record_layout(catalog: Catalog, engine: QueueEngine, choose: Callable[[Queue
                 marks[number] = _mark(engine, engine.handles[number])
         since = _keep_since(engine, entry, wall)
         fixed = [handle.number for handle in failing]
-        return catalog.reshape(engine.incarnation, active, read_only=read_only, marks=marks, keep_since=since, fixed=fixed)
+        return catalog.reshape(engine.incarnation, active, read_only=read_only, marks=marks, keep_since=since, fixed=fixed, call=call)
     except PartitionsNotOpen:
         raise
     except BaseException:
@@ -109,18 +114,13 @@ def _mark(engine: QueueEngine, handle: PartitionHandle) -> int:
 def _keep_since(engine: QueueEngine, entry: QueueEntry, wall: int) -> int:
     """The time (wall) before which a slot map must have been replaced to be deleted.
 
-    Maps are needed under which request ids may be remembered: those known to be in use, and those from before this
-    opening that are not older than the result memory. The newest `KEPT_MAPS` of the latter are kept whatever their
-    time, because the wall clock may be set. All are kept while a published write is unfinished or a partition may lack
-    fences.
+    Earlier maps say which slots a partition had before and lost (`ResizeStep._departure_marks`): the newest KEPT_MAPS
+    are kept whatever their time, because the wall clock may be set. All are kept while a published write is unfinished,
+    whose chunks were divided by one of them, or a partition may lack fences.
     """
     if entry.unfinished or any(engine.handles[number].error is not None for number in entry.active):
         return 0
-    recent = wall - entry.options.policy.result_memory
-    old = [one for one in entry.maps if one.version <= engine.opened_version]
-    unknown = {one.version for one in old[-KEPT_MAPS:]} | {one.version for one in old if one.replaced_at >= recent}
-    needed = [one.replaced_at for one in entry.maps if one.version in engine.produce_step.versions or one.version in unknown]
-    return min(needed, default=wall + 1)
+    return min((one.replaced_at for one in entry.maps[-KEPT_MAPS:]), default=wall + 1)
 
 
 def discard_new_partitions(engine: QueueEngine, entry: QueueEntry) -> None:
@@ -134,7 +134,6 @@ def apply_layout(engine: QueueEngine, entry: QueueEntry) -> None:
     """Give the queue the partitions that the catalog names, and set the fences that are missing."""
     older = [SlotMap.unpack(old.version, old.owners) for old in entry.maps]
     engine.partitions_to_add.clear()
-    engine.opened_version = engine.opened_version or entry.map.version
     numbers = [*entry.active, *entry.retired]
     for number in sorted(numbers):
         engine.add(number)

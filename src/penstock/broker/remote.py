@@ -27,37 +27,52 @@ from penstock.operations import (
     AnswerCallback,
     AwaitItems,
     Cancel,
+    ClearItems,
+    CompactQueue,
+    DeleteQueue,
     LeaseItems,
     Operation,
     PublishLog,
     Query,
+    ReadHistory,
+    RedriveItems,
+    ReleaseCursor,
+    ResizeQueue,
+    SeekItems,
     SettleItems,
 )
 from penstock.rules.commands import Call
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused, caused_by_bug
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
 RECONNECT_SECONDS = 0.01
+FAILURE_SECONDS = 0.5
+"""How long to wait after this process could not open the directory, before it is tried again."""
+REPEAT_SECONDS = 0.05
+"""How long to wait before a repetition that the owner could not run yet is sent again."""
 TICK_SECONDS = 0.1
 """How often deadlines of submitted calls and leases to extend are looked at, while there are any."""
+LONG = 10 * TIMEOUT
+"""How long an operation may take that goes through a whole queue or its files."""
+LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
 SESSION_BYTES = 16
 
 
 class RemoteCall:
     """One operation on its way to the owner, perhaps sent several times."""
 
-    __slots__ = ("_again", "_wait", "began", "call", "deadline", "done", "ended", "operation", "sent", "where")
+    __slots__ = ("_wait", "began", "call", "deadline", "done", "ended", "operation", "sendings", "sent", "where")
 
     def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback | None = None) -> None:
         self.operation = operation
         self.call = call
         self.began = now
-        self._wait: int = getattr(operation, "wait", TIMEOUT)
+        self._wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
         waits = isinstance(operation, LeaseItems | AwaitItems)
         self.deadline = now + (self._wait + GRACE if waits else max(self._wait, SECOND))
         self.done = done
@@ -65,24 +80,25 @@ class RemoteCall:
         self.where: WireConnection | None = None
         """The connection it was last sent on."""
         self.ended = False
-        self._again = False
+        self.sendings = 0
+        """How often it was sent."""
 
     def prepared(self, now: int) -> Operation[Any]:
         """The operation to send: the first time as it is, later marked as a repetition with the rest of its wait."""
-        if not self._again:
-            self._again = True
+        self.sendings += 1
+        if self.sendings == 1:
             self.operation.call = self.call
             return self.operation
         changes: dict[str, Any] = {}
         if self.call is not None:
             changes["call"] = Call(self.call.session, self.call.number, True, now - self.began)
         if hasattr(self.operation, "wait"):
-            changes["wait"] = max(0, self.began + self._wait - now)
+            changes["wait"] = max(0, self.began + self.operation.wait - now)
         return msgspec.structs.replace(self.operation, **changes)
 
-    @property
-    def was_sent(self) -> bool:
-        return self._again
+    def may_be_repeated(self, sent: SentCall, now: int) -> bool:
+        """Whether the owner could not tell what became of a repetition, for now: it opens or waits for a partition."""
+        return self.sendings > 1 and now < self.deadline and _is_unknown(sent)
 
 
 class RemoteBroker:
@@ -114,6 +130,8 @@ class RemoteBroker:
         self._extending = False
         self._failure: PenstockError | None = None
         """Why no connection can be made; it ends every call."""
+        self._ticking = False
+        """Whether the thread looks at deadlines every TICK_SECONDS."""
         self._closed = False
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -129,9 +147,14 @@ class RemoteBroker:
             while True:
                 connection = self._wait_for_connection(remote)
                 sent = SentCall(type(operation))
+                if remote.sendings:
+                    now = self.clock.read().elapsed
                 connection.send(remote.prepared(now), sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
                 if sent.done:
+                    if remote.may_be_repeated(sent, self.clock.read().elapsed):
+                        threading.Event().wait(REPEAT_SECONDS)
+                        continue
                     self._give_session_back(remote, sent.error)
                     if sent.error is not None:
                         raise sent.error
@@ -155,7 +178,8 @@ class RemoteBroker:
         self._submitted[id(remote)] = remote
         if (connection := self._connection) is not None:
             self._send_submitted(remote, connection)
-        self._wake()
+        if not self._ticking:
+            self._wake()
         return lambda: self._cancel(remote)
 
     def _send_submitted(self, remote: RemoteCall, connection: WireConnection) -> None:
@@ -169,7 +193,9 @@ class RemoteBroker:
             self._end(remote, error)
 
     def _answered(self, remote: RemoteCall, sent: SentCall) -> None:
-        if sent.done and remote.sent is sent:
+        if sent.done and remote.sent is sent and remote.may_be_repeated(sent, self.clock.read().elapsed):
+            remote.where = None  # the thread that looks at deadlines sends it again
+        elif sent.done and remote.sent is sent:
             self._give_session_back(remote, sent.error)
             self._end(remote, sent.answer if sent.error is None else sent.error)
         elif self._closed:
@@ -196,7 +222,8 @@ class RemoteBroker:
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self._extended[queue, partition, lease] = seconds, self.clock.read().elapsed + int(seconds * SECOND / 3)
-        self._wake()
+        if not self._ticking:
+            self._wake()
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         self._extended.pop((queue, partition, lease), None)
@@ -230,12 +257,11 @@ class RemoteBroker:
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors, and leave the parent's connection alone."""
-        self._closed = True
+        self._failure = BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
         if self._connection is not None:
             self._connection.abandon()
         for one in (self._wake_receiver, self._wake_sender):
-            with suppress(OSError):
-                one.close()
+            one.close()
 
     # -- sessions ------------------------------------------------------------------------------------
 
@@ -269,7 +295,7 @@ class RemoteBroker:
         """The error of a call at its deadline."""
         waited = (self.clock.read().elapsed - remote.began) / SECOND
         what = f"{self._describe_owner()} has not answered for {waited:.1f} s"
-        if remote.call is None or not remote.was_sent:
+        if remote.call is None or not remote.sendings:
             return QueueBusy(f"{what}; nothing was done, try again in a moment")
         return OutcomeUnknown(f"{what}; repeat with the same request id, or look what became of it")
 
@@ -279,27 +305,35 @@ class RemoteBroker:
             if connection is None or connection.lost:
                 self._connect_again()
                 continue
-            connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._submitted or self._extended else None)
+            self._ticking = bool(self._submitted or self._extended)
+            connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._ticking else None)
             with suppress(OSError):
                 self._wake_receiver.recv(4096)
-            self._extend_leases()
-            self._end_late_calls()
+            try:
+                self._extend_leases()
+                self._end_late_calls()
+            except Exception:  # a bug: this thread must live on, for the next connection
+                _log.exception("deadlines of calls to the owner were not looked at")
 
     def _connect_again(self) -> None:
         """Make another connection, and send calls again that had no answer on the last one."""
         former, self._connection = self._connection, None
         if former is not None:
             former.close()
+        connection, pause = None, RECONNECT_SECONDS
         try:
             connection = self._reconnect()
             self._failure = None
         except ConnectionLost:
-            connection = None
+            self._failure = None
         except PenstockError as error:
-            connection, self._failure = None, error
+            self._failure, pause = error, FAILURE_SECONDS
+        except Exception as error:  # a bug: this thread must live on
+            _log.exception("no connection to the owner was made")
+            self._failure, pause = caused_by_bug(error), FAILURE_SECONDS
         if connection is None:
             self._end_late_calls()
-            threading.Event().wait(RECONNECT_SECONDS)
+            threading.Event().wait(pause)
             return
         for remote in [*self._submitted.values()]:
             self._send_submitted(remote, connection)
@@ -315,6 +349,10 @@ class RemoteBroker:
                 if remote.where is not None and remote.sent is not None:
                     remote.where.cancel(remote.sent)
                 self._end(remote, self._no_answer(remote))
+            elif self._failure is not None:
+                self._end(remote, self._failure)
+            elif remote.where is None and (connection := self._connection) is not None:
+                self._send_submitted(remote, connection)
 
     def _extend_leases(self) -> None:
         """Extend the leases that are due, one call for each queue."""
@@ -352,7 +390,16 @@ class RemoteBroker:
         if self._closed:
             raise _closed_error()
         if self._failure is not None:
-            raise self._failure
+            raise type(self._failure)(str(self._failure))  # its own exception for each thread: a traceback grows
+
+
+def _is_unknown(sent: SentCall) -> bool:
+    """Whether a call, or a part of it, ended without a known outcome."""
+    if sent.error is not None:
+        return isinstance(sent.error, OutcomeUnknown)
+    parts = sent.answer if isinstance(sent.answer, list) else ()
+    refusals = (part if isinstance(part, Refused) else getattr(part, "refused", None) for part in parts)
+    return any(isinstance(one, Refused) and one.code == OutcomeUnknown.code for one in refusals)
 
 
 def _closed_error() -> BrokerClosed:

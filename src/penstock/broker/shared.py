@@ -7,33 +7,37 @@ becomes the owner; calls that were under way are repeated there. A process that 
 it away.
 After MAX_UNFINISHED openings within a minute that did not finish, nobody takes over by itself: if opening the
 directory kills a process (memory, say), it must not kill every one in turn.
-A second `open` in the same process shares the home. A forked child opens its own at the first use.
+A second `open` in the same process shares the home. A forked child opens its own at the first use. So does a process
+that gets a pickled broker or queue, for which the directory and the options are sent.
 """
 
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.remote import RemoteBroker
-from penstock.logs.backends import FileStore, Target, directories, holder_of, open_directory, open_read_only
+from penstock.logs.backends import FileStore, Target, directories, holder_of, open_directory, open_read_only, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
 from penstock.wire import address
-from penstock.wire.connection import ConnectionLost, WireConnection
+from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
 from penstock.wire.server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, PenstockError
+from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
+from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
 SECRET_BYTES = 16
 MAX_UNFINISHED = 3
 RETRY_SECONDS = 0.01
+EXCLUSIVE_SECONDS = 0.05
 HELLO_WITHIN = 5 * SECOND
 """How long a reconnecting client waits for the owner's answer to its hello, before it looks again who the owner is."""
 
@@ -41,13 +45,14 @@ HELLO_WITHIN = 5 * SECOND
 class SharedBroker:
     """The broker of a directory, owned by this process or by another."""
 
-    def __init__(self, target: Target, *, own: bool, wait: int, min_free_bytes: int = 0, **options: Any) -> None:
+    def __init__(self, target: Target, *, own: bool, wait: int, min_free_bytes: int = 0, now: bool = True, **options: Any) -> None:
         """own: whether this process may become the owner. wait: how long to wait for an owner that does not answer
-        yet. options: those of `open_directory`, for when this process is the owner.
+        yet. now: False opens it at the first use. options: those of `open_directory`, for when this process is the
+        owner.
         """
         self.clock: Clock = SystemClock()
         self.directory = directories(target)[0]
-        self._target = target
+        self._target: Target = parse_roots(target)  # absolute: a forked child may change its directory before it opens its own
         self._own = own
         self._wait = wait
         self._min_free_bytes = min_free_bytes
@@ -59,7 +64,9 @@ class SharedBroker:
         self._opening = threading.RLock()
         self._closed = False
         self._told_unfinished = False
-        self._connect_or_own(self.clock.read().elapsed + wait)
+        self._became_owner = threading.Event()
+        if now:
+            self._connect_or_own(self.clock.read().elapsed + wait)
         _shared.add(self)
 
     # -- operations ----------------------------------------------------------------------------------
@@ -68,7 +75,35 @@ class SharedBroker:
         return (self._owner or self._home()).call(operation)
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        return (self._owner or self._home()).submit(operation, done)
+        home = self._owner or self._remote
+        return self._submit_when_open(operation, done) if home is None else home.submit(operation, done)
+
+    def _submit_when_open(self, operation: Operation[Any], done: AnswerCallback | None) -> Cancel:
+        """Open the broker in another thread, then submit: the caller may be an event loop, and must not wait."""
+        cancelled = False
+        cancels: list[Cancel] = []
+
+        def open_and_submit() -> None:
+            try:
+                if not cancelled:
+                    cancels.append(self._home().submit(operation, done))
+            except PenstockError as error:
+                if done is not None:
+                    done(error)
+            if cancelled:
+                run_cancel()
+
+        def cancel() -> None:
+            nonlocal cancelled
+            cancelled = True
+            run_cancel()
+
+        def run_cancel() -> None:
+            with suppress(IndexError):
+                cancels.pop()()
+
+        InterruptSafeThread(open_and_submit)
+        return cancel
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         (self._owner or self._home()).auto_extend(queue, partition, lease, seconds)
@@ -88,14 +123,20 @@ class SharedBroker:
     def is_owner(self) -> bool:
         return self._owner is not None
 
+    def wait_until_owner(self, seconds: float | None = None) -> bool:
+        """Wait until this process is the owner, at most so long; gives whether it is."""
+        return self._became_owner.wait(seconds)
+
     def _home(self) -> Home:
-        """The home that answers now. In a forked child the first use connects, or makes this process the owner."""
+        """The home that answers now. The first use after a fork connects, or makes this process the owner."""
         home = self._owner or self._remote
         if home is None:
             with self._opening:
                 if self._closed:
                     raise BrokerClosed("the broker is closed; open it again")
                 if self._owner is None and self._remote is None:
+                    if not os.path.isdir(self.directory):  # never make a new broker where one was expected
+                        raise BrokerClosed(f"{self.directory} is not here; a broker can be used by processes of one machine only")
                     self._connect_or_own(self.clock.read().elapsed + self._wait)
                 home = self._owner or self._remote
         assert home is not None
@@ -128,25 +169,44 @@ class SharedBroker:
     def _connect_or_own(self, deadline: int) -> None:
         """Become the owner, or connect to it. Raises when neither is possible before the deadline (elapsed)."""
         while True:
-            if self._own and self._try_to_own():
-                return
             try:
-                connection = self._connect(deadline)
+                connection = self._own_or_connect(deadline)
+                break
             except ConnectionLost as error:
                 if self.clock.read().elapsed >= deadline:
                     raise self._not_reached(error) from None
                 threading.Event().wait(RETRY_SECONDS)
-                continue
-            self._remote = RemoteBroker(
-                connection, self._reconnect, lambda: self._describe_owner(), lambda: open_read_only(self._target), self.clock
-            )
-            return
+        if connection is not None:
+            self._remote = RemoteBroker(connection, self._reconnect, self.describe_owner, lambda: open_read_only(self._target), self.clock)
 
-    def _try_to_own(self) -> bool:
-        """Take the lock and open the broker; False when another process has the lock."""
+    def _own_or_connect(self, deadline: int, by_itself: bool = False) -> WireConnection | None:
+        """Try once to become the owner (None), or to connect to it. ConnectionLost when neither is possible now.
+
+        by_itself: it is a take-over that no user asked for.
+        """
+        failure: PenstockError | None = None
+        if self._own:
+            try:
+                if self._try_to_own(by_itself):
+                    return None
+            except (CorruptLog, StorageFailed) as error:  # a newer owner may understand what this version does not
+                failure = error
         try:
-            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, **self._options)
+            return self._connect(deadline)
+        except ConnectionLost:
+            if failure is not None:
+                raise failure from None
+            raise
+
+    def _try_to_own(self, by_itself: bool) -> bool:
+        """Take the lock and open the broker; False when another process has the lock, or it is too dangerous."""
+        try:
+            store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, exclusive=False, **self._options)
         except BrokerLocked:
+            return False
+        if by_itself and self._opening_is_dangerous(store.lock.holder.unfinished[:-1]):
+            store.lock.withdraw()
+            store.close()
             return False
         listener = None
         try:
@@ -155,15 +215,18 @@ class SharedBroker:
             store.lock.announce(secret, self._socket_path)
             # Clients connect from here on, and are answered when the broker is open.
             owner = self._open_owner(store)
-        except BaseException:
+        except BaseException as error:
             if listener is not None:
                 listener.close()
                 address.unlink(self.directory, self._socket_path)
             store.close()
+            if isinstance(error, OSError):
+                raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
         self._server = WireServer(owner, listener, secret)
-        owner.list_clients = self._server.clients
+        owner.list_clients = partial(self._server.clients, without_self=True)
         self._owner = owner
+        self._became_owner.set()
         return True
 
     def _open_owner(self, store: FileStore) -> EmbeddedBroker:
@@ -179,13 +242,13 @@ class SharedBroker:
         """Connect to the owner. ConnectionLost when that is not possible now."""
         holder = holder_of(self.directory)
         if holder is None:
-            raise ConnectionLost("nobody owns the directory")
-        if not holder.secret:
-            if holder.unfinished:  # it may share the directory, and not have said so yet
-                raise ConnectionLost("its owner opens it")
-            if self._own or open_read_only(self._target).owner() is not None:
+            raise ConnectionLost("it was never opened")
+        if holder.exclusive:
+            threading.Event().wait(EXCLUSIVE_SECONDS)  # the text may be that of a process that has just ended
+            if holder_of(self.directory) == holder and self._is_locked():
                 raise BrokerLocked(f"{self.directory} is in use by {holder}, which shares it with no other process; close that one first")
-            raise ConnectionLost("nobody owns the directory")
+        if holder.exclusive or not holder.secret:
+            raise ConnectionLost("it takes no clients yet")
         try:
             return WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
         except OSError as error:
@@ -197,24 +260,27 @@ class SharedBroker:
             raise ConnectionLost("the owner has changed") from None
 
     def _reconnect(self) -> WireConnection | None:
-        """After the connection was lost: take over if nobody owns the directory, and connect to the owner.
+        """After the connection was lost: take over if nobody owns the directory, or connect to the owner.
 
         When this process has become the owner, calls that were under way go through its own socket.
         """
+        deadline = self.clock.read().elapsed + HELLO_WITHIN
         with self._opening:
             if self._closed:
                 return None
-            if self._own and self._owner is None and self._may_take_over() and self._try_to_own():
-                _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
-        return self._connect(self.clock.read().elapsed + HELLO_WITHIN)
+            if self._owner is not None:
+                return self._connect(deadline)
+            connection = self._own_or_connect(deadline, by_itself=True)
+        if connection is not None:
+            return connection
+        _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        return self._connect(deadline)
 
-    def _may_take_over(self) -> bool:
-        holder = holder_of(self.directory)
-        now = self.clock.read().wall
-        unfinished = [] if holder is None else [when for when in holder.unfinished if now - 60 * SECOND < when <= now]
+    def _opening_is_dangerous(self, unfinished: Sequence[int]) -> bool:
+        """Whether so many openings have ended with their process that nobody should try it again by itself."""
         if len(unfinished) < MAX_UNFINISHED:
             self._told_unfinished = False
-            return True
+            return False
         if not self._told_unfinished:
             self._told_unfinished = True
             _log.error(
@@ -222,9 +288,10 @@ class SharedBroker:
                 "with `penstock own %s`",
                 len(unfinished), self.directory, self.directory,
             )  # fmt: skip
-        return False
+        return True
 
-    def _describe_owner(self) -> str:
+    def describe_owner(self) -> str:
+        """The owner in words, for messages."""
         with suppress(PenstockError):
             holder = holder_of(self.directory)
             if holder is not None:
@@ -232,21 +299,32 @@ class SharedBroker:
         return f"the owner of {self.directory}"
 
     def _not_reached(self, error: Exception) -> PenstockError:
-        if str(error) == "nobody owns the directory" or not self._is_locked():
+        if not self._own and not self._is_locked():
             return BrokerClosed(
                 f"no process has {self.directory} open, and this one may not own it (own=False); keep it open in some program "
                 f"while this runs: `penstock own {self.directory}`, a worker, or penstock.open({self.directory!r})"
             )
-        return BrokerLocked(f"{self._describe_owner()} does not answer ({error}); wait longer (wait=…), or end that process")
+        why = "" if str(error) == NO_ANSWER else f" ({error})"
+        return BrokerLocked(f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or end that process")
 
     def _is_locked(self) -> bool:
-        return open_read_only(self._target).owner() is not None
+        try:
+            return open_read_only(self._target).owner() is not None
+        except InvalidRequest:  # there is no such directory
+            return False
 
-    # -- forks ---------------------------------------------------------------------------------------
+    # -- other processes -----------------------------------------------------------------------------
+
+    def pickled(self) -> tuple[Target, dict[str, Any]]:
+        """The target and the options that open this broker in another process."""
+        return self._target, {"own": self._own, "wait": self._wait, "min_free_bytes": self._min_free_bytes, **self._options}
 
     def abandon_after_fork(self) -> None:
-        """In a forked child: leave the parent's broker, socket and connection alone. The next use opens its own."""
-        self._opening = threading.RLock()
+        """In a forked child: leave the parent's broker, socket and connection alone. The next use opens its own.
+
+        Another thread may have been anywhere at the fork: nothing of the parent's is used, and no lock is waited for.
+        """
+        self._opening, self._became_owner = threading.RLock(), threading.Event()
         owner, server, remote = self._owner, self._server, self._remote
         self._owner = self._server = self._remote = None
         if server is not None:
@@ -257,15 +335,18 @@ class SharedBroker:
             owner.detach_after_fork()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "owner" if self._owner is not None else "client" if self._remote is not None else "forked"
+        role = "owner" if self._owner is not None else "client" if self._remote is not None else "not open yet"
+        state = "closed" if self._closed else role
         return f"SharedBroker({self.directory!r}, {state})"
 
 
 class SharedHome:
     """One `open` of a shared directory. The last one to be closed in this process closes the broker."""
 
-    def __init__(self, broker: SharedBroker) -> None:
+    def __init__(self, broker: SharedBroker, counted: bool = True) -> None:
+        """counted: False is for a home that was pickled and does not keep the broker open."""
         self.broker = broker
+        self._counted = counted
         self.clock = broker.clock
         self._closed = False
 
@@ -293,14 +374,22 @@ class SharedHome:
     def staging(self) -> Staging:
         return self.broker.staging()
 
+    def wait_until_owner(self, seconds: float | None = None) -> bool:
+        """Wait until this process is the owner, at most so long; gives whether it is."""
+        return self.broker.wait_until_owner(seconds)
+
     def close(self) -> None:
         with _registry.changing:
             if self._closed:
                 return
             self._closed = True
-            last = _registry.leave(self.broker)
+            last = self._counted and _registry.leave(self.broker)
         if last:
             self.broker.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled, a home is its directory and options; see `_unpickle`."""
+        return _unpickle, self.broker.pickled()
 
     def __repr__(self) -> str:
         return f"SharedHome({self.broker!r}{', closed' if self._closed else ''})"
@@ -332,6 +421,9 @@ class _SharedDirectories:
             self._opened[directory] = broker, count + 1, known
             return broker
 
+    def find(self, directory: str) -> SharedBroker | None:
+        return self._opened.get(directory, (None,))[0]
+
     def join(self, directory: str) -> SharedBroker | None:
         """The broker of a directory that this process has open, for one more user; None when it has not."""
         with self.changing:
@@ -357,11 +449,11 @@ _registry = _SharedDirectories()
 _shared: "weakref.WeakSet[SharedBroker]" = weakref.WeakSet()
 
 
-def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, **options: Any) -> SharedHome:
-    """Open a directory as its owner, or as a client of the process that owns it."""
+def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, now: bool = True, **options: Any) -> SharedHome:
+    """Open a directory as its owner, or as a client of its owner. now: False opens it at its first use."""
     paths = directories(target)
     compared = {"set of roots": paths[1:], **options}
-    broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, **options))
+    broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, now=now, **options))
     return SharedHome(broker)
 
 
@@ -369,6 +461,18 @@ def join_shared(target: Target) -> SharedHome | None:
     """The home of a directory that this process has open already; None when it has not. The caller closes it."""
     broker = _registry.join(os.path.realpath(directories(target)[0]))
     return SharedHome(broker) if broker is not None else None
+
+
+def _unpickle(target: Target, options: dict[str, Any]) -> SharedHome:
+    """The home of a directory that another process has open. If this process has it open, too, that broker is used;
+    otherwise it is opened at the first use, and stays open until it is closed or the process ends.
+    """
+    directory = os.path.realpath(directories(target)[0])
+    with _registry.changing:
+        known = _registry.find(directory)
+        if known is not None:
+            return SharedHome(known, counted=False)
+        return open_shared(target, now=False, **options)
 
 
 def _after_fork() -> None:

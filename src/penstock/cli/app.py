@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead, items, leases, ledgerq_import, produce, queues, repair, spark, stats, work
+from penstock.cli import dead, items, leases, ledgerq_import, option_values, owner, produce, queues, repair, spark, stats, work
 from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
 from penstock.cli.command_tree import CommandTree, JsonOption
 
@@ -39,6 +39,14 @@ def main(
     root: Annotated[
         list[str] | None, typer.Option(metavar="DIR", help="Another storage root of the broker; may be repeated.", show_default=False)
     ] = None,
+    owner_timeout: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How long to wait for the process that owns the directory, if it does not answer.  [default: 10s to change, 2s to look]",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
@@ -48,10 +56,11 @@ def main(
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    context.obj = CommandContext(broker or "", root or (), as_json)
+    seconds = None if owner_timeout is None else option_values.parse_duration(owner_timeout, "--owner-timeout")
+    context.obj = CommandContext(broker or "", root or (), as_json, seconds)
 
 
-for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group):
+for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group):
     app.add_typer(group)
 app.add_typer(queues.group, name="queue")
 app.add_typer(items.keys, name="keys")

@@ -1,12 +1,13 @@
 """The broker and the output streams of a command.
 
-Owns: `CommandContext`. A command that changes something opens the broker as its owner. A command that only reads opens
-a snapshot, which takes no lock, writes nothing and works while another process owns the directory. Only `queue create`
-makes a directory.
+Owns: `CommandContext`. A command that changes something opens the broker: through the process that owns the directory,
+or as its owner if there is none. A command that only looks asks the owner too, and reads the files if there is none or
+it does not answer; it never becomes the owner. Only `queue create` and `own --create` make a directory.
 Answers go to stdout, everything else (progress, notes, errors) to stderr.
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,30 +22,52 @@ from rich.text import Text
 
 from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
+from penstock.broker.directory_view import PATIENCE, DirectoryView
 from penstock.broker.snapshot import Snapshot
 from penstock.broker.targets import checked_target
 from penstock.cli import text_output
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.logs.backends import MEMORY, holds_broker
+from penstock.operations import DescribeOwner
+from penstock.reports import OwnerDescription
+from penstock.words.clock import SECOND
 
 BROKER_VARIABLE = "PENSTOCK_BROKER"
+OWNER_TIMEOUT = 10.0
+"""Seconds that a command which changes something waits for an owner that does not answer."""
 OutputPart = text_output.TextTable | str
+
+
+class StderrLogHandler(logging.Handler):
+    """Prints each log record as a line on stderr; with `traces`, also its traceback."""
+
+    def __init__(self, session: "CommandContext", traces: bool) -> None:
+        super().__init__()
+        self._session = session
+        self._traces = logging.Formatter() if traces else None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._session.print_note(text_output.printable(record.getMessage()))
+        if self._traces is not None and record.exc_info:
+            self._session.err.print(Text(self._traces.formatException(record.exc_info)))
 
 
 class CommandContext:
     """The broker and the output streams of one run of a command."""
 
-    def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False) -> None:
+    def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False, owner_timeout: float | None = None) -> None:
+        """owner_timeout: how long to wait for an owner that does not answer; None: the default of each command."""
         self.as_json = as_json
         self.roots = [os.path.expanduser(root) for root in roots]
+        self.owner_timeout = owner_timeout
         self._target = target
-        self._snapshot: Snapshot | None = None
+        self._view: DirectoryView | None = None
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
         """The same context with the options that followed the command."""
-        return CommandContext(target or self._target, self.roots, as_json or self.as_json)
+        return CommandContext(target or self._target, self.roots, as_json or self.as_json, self.owner_timeout)
 
     # -- the broker ----------------------------------------------------------------------------------
 
@@ -59,25 +82,62 @@ class CommandContext:
         return os.path.expanduser(self._target)
 
     @contextmanager
-    def broker(self, *, create: bool = False) -> Iterator[Broker]:
-        """Open the broker as its owner; the directory must exist unless `create`."""
+    def broker(self, *, create: bool = False, traces: bool = False, **options: Any) -> Iterator[Broker]:
+        """Open the broker through its owner, or as its owner; the directory must exist unless `create`.
+
+        Its log is printed to stderr. traces: with tracebacks. options: those of `penstock.open`.
+        """
         if not create:
             self.require_broker()
-        with open_broker(self.target, roots=self.roots) as broker:
+        wait = OWNER_TIMEOUT if self.owner_timeout is None else self.owner_timeout
+        with self.log_to_stderr(traces), open_broker(self.target, roots=self.roots, wait=wait, **options) as broker:
             yield broker
 
     @contextmanager
-    def snapshot(self) -> Iterator[Broker]:
-        """Open a snapshot of the broker."""
+    def view(self) -> Iterator[Broker]:
+        """Open the broker only to look at it."""
         self.require_broker()
-        self._snapshot = Snapshot.open(checked_target(self.target, self.roots))
-        with Broker(self._snapshot, self.target) as broker:
+        patience = PATIENCE if self.owner_timeout is None else int(self.owner_timeout * SECOND)
+        self._view = DirectoryView(checked_target(self.target, self.roots), patience=patience, on_silent=self.print_note)
+        with Broker(self._view, self.target) as broker:
             yield broker
 
     def refresh(self) -> None:
-        """Update the open snapshot to the present state."""
-        if self._snapshot is not None:
-            self._snapshot.refresh()
+        """Look at the present state from now on."""
+        if self._view is not None:
+            self._view.refresh()
+
+    def describe_owner(self) -> tuple[OwnerDescription | None, bool]:
+        """The owner of the broker that is looked at, and whether it answers.
+
+        This command is left out of its clients. None if no process is the owner.
+        """
+        assert self._view is not None
+        found = self._view.call(DescribeOwner())
+        own = next((client for client in found.clients if client.pid == os.getpid()), None)
+        if own is not None:
+            found.clients.remove(own)
+        return found if found.pid else None, self._view.is_live
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Broker]:
+        """Open the broker as its files are, without asking the owner."""
+        self.require_broker()
+        with Broker(Snapshot.open(checked_target(self.target, self.roots)), self.target) as broker:
+            yield broker
+
+    @contextmanager
+    def log_to_stderr(self, traces: bool = False) -> Iterator[None]:
+        """Print Penstock's log to stderr, unless the program (a handler's module, say) has configured logging."""
+        log, handler = logging.getLogger("penstock"), StderrLogHandler(self, traces)
+        if log.hasHandlers():
+            yield
+            return
+        log.addHandler(handler)
+        try:
+            yield
+        finally:
+            log.removeHandler(handler)
 
     def require_broker(self) -> None:
         """Raise unless the directory exists and holds a broker."""

@@ -36,7 +36,7 @@ def list_dead(
     limit: LimitOption = 100,
 ) -> None:
     """List dead letters with their origin and the reason."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         if queue is None:
             _list_counts(session, broker)
         else:
@@ -130,7 +130,7 @@ def redrive(
 ) -> None:
     """Send dead letters to a queue to be handled again, each exactly once."""
     chosen = option_values.parse_pairs(where or (), "--where", "kind=invoice")
-    with session.snapshot() if preview else session.broker() as broker, session.progress_bar("redriving", None):
+    with session.view() if preview else session.broker() as broker, session.progress_bar("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
     text = f"{text_output.format_count(found.items, 'item')} {'would be sent' if preview else 'sent'} from {source} to {to}"
     ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []

@@ -31,7 +31,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     NEGATIVE: "a negative result: nothing was leased, `verify` found damage, `import` or `repair` could not process everything",
     USAGE: "the command line is wrong: an unknown option, a value out of bounds",
     MISSING_EXTRA: "a package that the command needs is not installed; the message says what to install",
-    LOCKED: "another process owns the directory, or the broker was closed",
+    LOCKED: "the process that owns the directory does not answer, or shares it with no other; or the command needs the directory alone",
     NOT_FOUND: "there is no such broker, queue, item or file",
     STORAGE: "storage failed or is damaged, or the outcome is unknown",
     LEASE_LOST: "some leases had ended; the items of the other leases are settled",
@@ -60,6 +60,13 @@ _CODES: Final[dict[type[PenstockError], int]] = {
 }
 
 
+_IN_COMMANDS: Final = {
+    ", or a timedelta": "",
+    "pass exist_ok=True": "add --exist-ok",
+    "wait longer (wait=…)": "wait longer (penstock --owner-timeout …)",
+    "(own=False)": "(--no-own)",
+}
+"""Words of the API in messages, and what commands say instead."""
 _NAMED = re.compile(r"([a-z_]+) is ")
 
 
@@ -98,4 +105,6 @@ def with_option_flags(text: str, flags: Mapping[str, str]) -> str:
     found = _NAMED.match(text)
     if found is not None and found[1] in flags:
         text = f"{flags[found[1]]}{text[found.end(1) :]}"
-    return text.replace(", or a timedelta", "").replace("pass exist_ok=True", "add --exist-ok")
+    for said, meant in _IN_COMMANDS.items():
+        text = text.replace(said, meant)
+    return text

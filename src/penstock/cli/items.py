@@ -1,6 +1,6 @@
 """`penstock items`, `item`, `explain`, `keys`: items, their histories and their keys.
 
-Owns: those commands. All but `keys release` read a snapshot: they take no lock and change nothing.
+Owns: those commands. All but `keys release` only look: they never become the owner and change nothing.
 """
 
 from typing import Annotated
@@ -41,7 +41,7 @@ def items(
     limit: LimitOption = 100,
 ) -> None:
     """List the items of a queue by partition, oldest first."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = broker.queue(queue).items(state, after, limit)
     more = f"there may be more: --after {found[-1].id}" if len(found) == limit else ""
     session.print_answer(
@@ -75,7 +75,7 @@ def items_table(found: list[ListedItem]) -> text_output.TextTable:
 @command(group, "item")
 def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """Show an item and its history through all queues it was in."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = broker.queue(queue)
         explained = _explained(found, id)
         events = found.history(id)
@@ -146,7 +146,7 @@ def _event_row(event: ItemEvent) -> tuple[str, ...]:
 @command(group, "explain")
 def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     """Show the state of an item and why it is not being handled."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
     session.print_answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
@@ -158,7 +158,7 @@ def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> No
 @command(keys, "held")
 def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100) -> None:
     """List the held keys: what holds each, and how many items wait for it."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = broker.queue(queue).held_keys(limit)
     rows = [(_key(one.key), str(one.partition), one.why, one.item, text_output.format_number(one.waiting)) for one in found]
     table = text_output.TextTable(

@@ -62,7 +62,7 @@ def list_queues(
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="List only names with this prefix.", show_default=False)] = "",
 ) -> None:
     """List the queues."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = all_queues(broker, prefix)
     headings = ("name", "partitions", "lease timeout", "attempts", "dead queue", "created")
     rows = [
@@ -97,7 +97,7 @@ def all_queues(broker: Broker, prefix: str = "") -> list[QueueInfo]:
 @command(group, "info")
 def info(session: CommandContext, queue: QueueArgument) -> None:
     """Show the partitions, options and cursors of a queue."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         found = broker.queue(queue)
         info, cursors = found.info(), found.cursors()
     session.print_answer(
@@ -144,7 +144,7 @@ def delete(
     """Delete a queue with all its items."""
     seconds = option_values.parse_duration(timeout, "--timeout")
     if not yes:
-        with session.snapshot() as broker:
+        with session.view() as broker:
             depth = broker.queue(queue).stats().depth
         session.confirm(f"deletes queue {queue} with {text_output.format_count(depth, 'unresolved item')}", yes)
     with session.broker() as broker:
@@ -241,7 +241,7 @@ def clear(
     if state not in STATES:
         raise CommandFailed(f"--state is {state!r}; use {', '.join(STATES)}")
     if not yes:
-        with session.snapshot() as broker:
+        with session.view() as broker:
             broker.queue(queue)
         session.confirm(f"clears all {'' if state == 'all' else f'{state} '}items of queue {queue}", yes)
     with session.broker() as broker:

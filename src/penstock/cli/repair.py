@@ -14,7 +14,7 @@ import typer
 from penstock.cli import text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, YesOption, command, queue_names
-from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
+from penstock.cli.failures import LOCKED, NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.queues import all_queues
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.repair import RepairReport
@@ -124,6 +124,7 @@ def repair(
     if discard:
         session.confirm("deletes damaged files once their logs are repaired", yes)
     directory, logs = _logs(session, queue, partition)
+    _refuse_while_owned(session)
     found: list[tuple[NamedLog, RepairReport | PenstockError]] = []
     with session.progress_bar("repairing", len(logs)) as advance:
         for log in logs:
@@ -137,6 +138,19 @@ def repair(
     session.print_answer(document, *(map(text_output.printable, lines) if lines else ["nothing needs repair"]))
     if failed:
         raise typer.Exit(NEGATIVE)
+
+
+def _refuse_while_owned(session: CommandContext) -> None:
+    """Raise if a process owns the directory. Its clients are named too, because one of them would take over."""
+    with session.view():
+        owner = session.describe_owner()[0]
+    if owner is None:
+        return
+    clients = [f"process {client.pid}" + (f" ({client.name})" if client.name else "") for client in owner.clients]
+    named = ", ".join(clients[:SHOWN]) + (f" and {len(clients) - SHOWN:,} more" if len(clients) > SHOWN else "")
+    advice = f"end it and its clients, of which one would take over ({named})" if clients else "end it"
+    where = f"process {owner.pid} on {owner.host} owns {session.target}"
+    raise CommandFailed(f"repair needs the directory alone, and {where}; {advice}, repair, then start again", LOCKED)
 
 
 def _repair(directory: FileStore, log: NamedLog, discard: bool) -> RepairReport | PenstockError:

@@ -1,7 +1,7 @@
 """`penstock stats` and `penstock watch`: how many items are in each state, once or repeatedly.
 
-Owns: those commands. They read a snapshot: they take no lock and change nothing. `watch` also shows how many items are
-produced and completed per second.
+Owns: those commands. They only look: they never become the owner and change nothing. Both show which process owns the
+directory and which ones are its clients; `watch` also shows how many items are produced and completed per second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import CommandFailed
+from penstock.cli.owner import SeenOwner
 from penstock.cli.queues import all_queues
 from penstock.reports import PartitionStats, QueueStats
 from penstock.words.clock import SECOND, Moment, SystemClock
@@ -48,16 +49,16 @@ def stats(
     ] = None,
 ) -> None:
     """Show how many items are in each state, and warnings."""
-    with session.snapshot() as broker:
+    with session.view() as broker:
         if queue is not None:
-            one = broker.queue(queue).stats()
-            session.print_answer(text_output.stats_document(one), *_queue_parts(one))
+            one, owner = broker.queue(queue).stats(), SeenOwner.of(session)
+            session.print_answer({**text_output.stats_document(one), "owner": owner.document()}, *_queue_parts(one, owner))
             return
-        found = [broker.queue(info.name).stats() for info in all_queues(broker)]
+        found, owner = [broker.queue(info.name).stats() for info in all_queues(broker)], SeenOwner.of(session)
     warnings = [f"{one.name}: {warning}" for one in found for warning in one.warnings]
     session.print_answer(
-        [text_output.stats_document(one) for one in found],
-        *([queues_table(found), *_warning_lines(warnings)] if found else [NO_QUEUES]),
+        {"owner": owner.document(), "queues": [text_output.stats_document(one) for one in found]},
+        *(queues_table(found) if found else NO_QUEUES, "", *owner.lines(), *_warning_lines(warnings)),
     )
 
 
@@ -81,7 +82,7 @@ def oldest(one: QueueStats) -> str:
     return text_output.format_duration(max((part.oldest_ready_seconds for part in one.partitions), default=0.0) or None)
 
 
-def _queue_parts(one: QueueStats) -> list[text_output.TextTable | str]:
+def _queue_parts(one: QueueStats, owner: SeenOwner) -> list[text_output.TextTable | str]:
     headings = ("partition", "status", *COUNTS, "oldest", "size")
     table = text_output.TextTable(
         headings, [_partition_row(part) for part in one.partitions], right={*headings} - {"status"}, optional=OPTIONAL
@@ -93,7 +94,7 @@ def _queue_parts(one: QueueStats) -> list[text_output.TextTable | str]:
         ("resizing", text_output.format_count(len(one.resizing), "fence") + " left" if one.resizing else ""),
     ]
     more = text_output.format_pairs(facts)
-    return [queues_table([one]), "", table, *(["", more] if more else []), *_warning_lines(one.warnings)]
+    return [queues_table([one]), "", table, *(["", more] if more else []), "", *owner.lines(), *_warning_lines(one.warnings)]
 
 
 def _partition_row(part: PartitionStats) -> tuple[str, ...]:
@@ -124,8 +125,9 @@ def _warning_lines(warnings: list[str]) -> list[str]:
 class StatsSample:
     """The statistics of queues at one time, and the rates since the sample before."""
 
-    def __init__(self, at: Moment, queues: list[QueueStats], before: "StatsSample | None" = None) -> None:
+    def __init__(self, at: Moment, owner: SeenOwner, queues: list[QueueStats], before: "StatsSample | None" = None) -> None:
         self.at = at
+        self.owner = owner
         self.queues = queues
         seconds = 0.0 if before is None else (at.elapsed - before.at.elapsed) / SECOND
         known = {} if before is None else {one.name: one for one in before.queues}
@@ -139,7 +141,7 @@ class StatsSample:
         for one in self.queues:
             produced, completed = self.rates[one.name]
             queues.append({**text_output.stats_document(one), "produced_per_second": produced, "completed_per_second": completed})
-        return {"at": text_output.iso_time(self.at.wall), "queues": queues}
+        return {"at": text_output.iso_time(self.at.wall), "owner": self.owner.document(), "queues": queues}
 
     @property
     def wall(self) -> datetime:
@@ -171,7 +173,7 @@ def watch(
     pause = option_values.parse_duration(interval, "--interval")
     if pause < SHORTEST_INTERVAL:
         raise CommandFailed(f"--interval is {interval!r}; give {SHORTEST_INTERVAL}s or more")
-    with session.snapshot() as broker:
+    with session.view() as broker:
         samples = _samples(session, broker, queues, pause)
         if once:
             _print_sample(session, next(samples))
@@ -189,7 +191,7 @@ def _samples(session: CommandContext, broker: Broker, names: list[str] | None, p
     sample: StatsSample | None = None
     while True:
         found = [broker.queue(name).stats() for name in names or [info.name for info in all_queues(broker)]]
-        sample = StatsSample(SystemClock().read(), found, sample)
+        sample = StatsSample(SystemClock().read(), SeenOwner.of(session), found, sample)
         yield sample
         Event().wait(pause)
         session.refresh()
@@ -197,12 +199,13 @@ def _samples(session: CommandContext, broker: Broker, names: list[str] | None, p
 
 def _print_sample(session: CommandContext, sample: StatsSample) -> None:
     body = sample.table() if sample.queues else NO_QUEUES
-    session.print_next_answer(sample.document(), text_output.format_time(sample.wall), body, *sample.warnings)
+    session.print_next_answer(sample.document(), text_output.format_time(sample.wall), body, *sample.owner.lines(), *sample.warnings)
 
 
 def _live_view(sample: StatsSample, width: int) -> Group:
     return Group(
         Text(f"{text_output.format_time(sample.wall)}   Ctrl-C ends", style="dim"),
         sample.table().for_terminal(width) if sample.queues else Text(NO_QUEUES),
+        *(Text(line, no_wrap=True, overflow="ellipsis") for line in sample.owner.lines()),
         *(Text(line, style="yellow") for line in sample.warnings),
     )

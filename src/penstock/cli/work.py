@@ -5,7 +5,6 @@ they happen; the answer, printed when the worker has drained, is its counts.
 """
 
 import importlib
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ import typer
 from rich.text import Text
 
 from penstock.api._sync.queue import Queue
-from penstock.cli import option_values, text_output
+from penstock.cli import option_values
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
@@ -61,6 +60,9 @@ def work(
     ] = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no unresolved item is left.")] = False,
     traces: Annotated[bool, typer.Option("--traces", help="Print the traceback of each failure.")] = False,
+    own: Annotated[
+        bool, typer.Option("--own/--no-own", help="Whether this process may become the owner of the directory.", show_default=False)
+    ] = True,
 ) -> None:
     """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it."""
     weights = option_values.parse_weights(queue, "--queue")
@@ -79,12 +81,11 @@ def work(
         "retry": policy,
     }
     handler = import_function(target)
-    with session.broker() as broker:
+    with session.broker(traces=traces, own=own) as broker:
         queues: dict[AnyQueue, int] = {broker.queue(one): weight for one, weight in weights.items()}
         worker = Worker(queues, handler, **options)
         with ExitStack() as stack:
             stack.enter_context(_status_line(session, worker))
-            stack.enter_context(_log_to_stderr(session, traces))
             if session.as_json:
                 stack.enter_context(_stdout_to_stderr())
             if until_empty:
@@ -125,20 +126,6 @@ def _module(name: str) -> Any:
         raise CommandFailed(f"module {name!r} cannot be imported: {type(error).__name__}: {error}; fix the module") from None
 
 
-class StderrLogHandler(logging.Handler):
-    """Prints each log record as a line on stderr; with `traces`, also its traceback."""
-
-    def __init__(self, session: CommandContext, traces: bool) -> None:
-        super().__init__()
-        self._session = session
-        self._traces = logging.Formatter() if traces else None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._session.print_note(text_output.printable(record.getMessage()))
-        if self._traces is not None and record.exc_info:
-            self._session.err.print(Text(self._traces.formatException(record.exc_info)))
-
-
 # -- while the worker runs ---------------------------------------------------------------------------
 
 
@@ -155,20 +142,6 @@ def _stdout_to_stderr() -> Iterator[None]:
         sys.stdout.flush()
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@contextmanager
-def _log_to_stderr(session: CommandContext, traces: bool) -> Iterator[None]:
-    """Print the log of the worker to stderr, unless the handler's module has configured logging."""
-    log, handler = logging.getLogger("penstock"), StderrLogHandler(session, traces)
-    if log.hasHandlers():
-        yield
-        return
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ __all__ = [
     "open_directory",
     "open_read_only",
     "open_store",
+    "parse_roots",
 ]
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"
@@ -61,6 +62,7 @@ def open_directory(
     clock: Clock,
     entropy: Callable[[int], bytes],
     lock_attempts: int = LOCK_ATTEMPTS,
+    exclusive: bool = True,
 ) -> FileStore:
     """Open one or more directories as their owner. BrokerLocked when another process is it."""
     directory = FileStore.open(
@@ -72,6 +74,7 @@ def open_directory(
         clock=clock,
         entropy=entropy,
         lock_attempts=lock_attempts,
+        exclusive=exclusive,
     )
     logs = directory.logs()
     if logs and (CATALOG, CATALOG) not in logs:

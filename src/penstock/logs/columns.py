@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
+from penstock.rules.calls import FORMER, CallName
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block
@@ -46,10 +47,13 @@ class ProducePart(msgspec.Struct, array_like=True):
 
     count: int
     request: bytes | None = None
+    """Not written any more: `calls` replaced it."""
     ids: list[int] | None = None
     source: bytes | None = None
     sequence: int = 0
     replaced: list[int] | None = None
+    calls: list[CallName] = []
+    indexes: list[int] | None = None
 
 
 _parts_encoder = msgspec.msgpack.Encoder()
@@ -64,8 +68,8 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     first = records[0]
     batch = first.batch if len(records) == 1 else Batch.join([record.batch for record in records])
     produce_parts = None
-    if len(records) > 1 or first.request is not None or first.source is not None or first.replaced is not None:
-        produce_parts = [ProducePart(len(r.batch), r.request, r.ids, r.source, r.sequence, r.replaced) for r in records]
+    if len(records) > 1 or first.calls or first.source is not None or first.replaced is not None:
+        produce_parts = [ProducePart(len(r.batch), None, r.ids, r.source, r.sequence, r.replaced, [*r.calls], r.indexes) for r in records]
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
     column_bits = 0 if produce_parts is None and batch.payloads_only else _add_columns(parts, batch, produce_parts)
@@ -374,7 +378,8 @@ class FrameColumns:
             batch = self._outline(at, at + part.count) if outline else self.batch(at, at + part.count)
             if len(parts) > 1:
                 batch.drop_empty_columns()
-            found.append(Produced(at, batch, part.request, part.ids, part.source, part.sequence, part.replaced))
+            calls = tuple(part.calls) if part.request is None else (CallName(part.request, 1, FORMER),)
+            found.append(Produced(at, batch, calls, part.ids, part.source, part.sequence, part.replaced, part.indexes))
             at += part.count
         return found
 

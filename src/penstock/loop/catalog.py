@@ -19,7 +19,8 @@ import msgspec
 from penstock.logs import codec
 from penstock.logs.log import Draft, Frame, FrameType, Gap, Log
 from penstock.rules import catalog
-from penstock.rules.catalog import CatalogRecord, CatalogState, QueueEntry
+from penstock.rules.catalog import CallRecorded, CatalogRecord, CatalogState, QueueEntry
+from penstock.rules.commands import Call
 from penstock.rules.options import Options
 from penstock.words.clock import Clock
 from penstock.words.errors import BrokerClosed, CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
@@ -91,13 +92,14 @@ class Catalog:
         partitions: int = 1,
         exist_ok: bool = False,
         given: Mapping[str, object] | None = None,
+        call: Call | None = None,
     ) -> QueueEntry:
         """Create a queue (see rules/catalog.py). Gives an existing queue with its own incarnation."""
-        self._do(catalog.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
+        self._do_once(call, incarnation, catalog.create, name, options, partitions, incarnation, self._wall(), exist_ok, given)
         return self.find(name)
 
-    def update(self, incarnation: int, changes: Mapping[str, object]) -> QueueEntry:
-        self._do(catalog.update, incarnation, changes)
+    def update(self, incarnation: int, changes: Mapping[str, object], call: Call | None = None) -> QueueEntry:
+        self._do_once(call, incarnation, catalog.update, incarnation, changes)
         return self.get(incarnation)
 
     def reshape(
@@ -109,17 +111,32 @@ class Catalog:
         marks: Mapping[int, int],
         keep_since: int,
         fixed: Collection[int] = (),
+        call: Call | None = None,
     ) -> QueueEntry:
         """Change the partitions of a queue."""
-        self._do(catalog.change_partitions, incarnation, active, read_only, marks, self._wall(), keep_since, fixed)
+        wall = self._wall()
+        self._do_once(call, incarnation, catalog.change_partitions, incarnation, active, read_only, marks, wall, keep_since, fixed)
         return self.get(incarnation)
 
-    def delete(self, name: str) -> QueueEntry:
+    def delete(self, name: str, call: Call | None = None) -> QueueEntry:
         """Delete a queue; its files may be removed from now on."""
         self._check_usable()
         entry = self.find(name)
-        self._do(catalog.delete, name)
+        self._do_once(call, entry.incarnation, catalog.delete, name)
         return entry
+
+    def changed_by(self, call: Call | None) -> int | None:
+        """The incarnation of the queue that a call changed when it was sent before; None: it changed nothing.
+
+        OutcomeUnknown for a repetition that may be forgotten.
+        """
+        if call is None:
+            return None
+        wall = self._wall()
+        answers = self.state.calls.answers([call.name()], wall)
+        if answers is None and call.again:
+            self.state.calls.check_not_evicted(wall - call.age, wall)
+        return None if answers is None else answers[0].base
 
     def record_removed(self, incarnation: int) -> None:
         """Record that the files of a deleted queue are removed."""
@@ -153,6 +170,23 @@ class Catalog:
     def _do(self, decide: Callable[Concatenate[CatalogState, P], Sequence[CatalogRecord]], *args: P.args, **kwargs: P.kwargs) -> None:
         self._check_usable()
         self.run(decide(self.state, *args, **kwargs))
+
+    def _do_once(
+        self,
+        call: Call | None,
+        incarnation: int,
+        decide: Callable[Concatenate[CatalogState, P], Sequence[CatalogRecord]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Decide and store a change of a queue and the call that made it, unless the call has made it before."""
+        self._check_usable()
+        if self.changed_by(call) is not None:
+            return
+        records = decide(self.state, *args, **kwargs)
+        if call is not None and records:
+            records = [*records, CallRecorded(call.name(), incarnation, self._wall())]
+        self.run(records)
 
     def _store(self, records: Sequence[CatalogRecord]) -> None:
         now = self._clock.read()

@@ -156,7 +156,7 @@ class CommitTracker(PartitionSet):
         for handle in self._recovered:
             if handle.is_usable:
                 self.apply_queue_settings(handle)
-                if handle.slow:
+                if handle.slow and handle.job != handle.reopen:  # the record of an opening extends them
                     self._extend_leases(handle)
                 self.settle_step.return_undelivered(handle)
                 self.resize_step.restore_fences(handle)
@@ -247,7 +247,6 @@ class CommitTracker(PartitionSet):
             if request.cancelled:
                 self.settle_step.return_items(given)
         elif request.lost_to_damage or request.deadline > self.now:
-            request.request = None  # what was remembered under its id was undone
             self.lease_step.add_waiting(request)
             self.wants_turn = self.wants_turn or request.lost_to_damage
             request.lost_to_damage = False

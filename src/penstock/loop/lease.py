@@ -28,9 +28,8 @@ from penstock.rules.commands import AskAgain, LeaseAnswer, StraysFound
 from penstock.rules.fences import ENDLESS
 from penstock.rules.lanes import Rank, best_rank
 from penstock.rules.lease import validate_lease
-from penstock.rules.routing import digest
 from penstock.words.clock import SECOND
-from penstock.words.errors import LeaseLost, PenstockError, QueueHeld
+from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError, QueueFull, QueueHeld
 from penstock.words.limits import MAX_BATCH_BYTES
 
 MANY = 4
@@ -231,7 +230,7 @@ class LeaseStep:
         validate_lease(self._command(request, request.want))
         if self.holder:
             self.check_consumer_right(request.consumer)
-        if request.request is not None and (known := self._repeated(request)) is not None:
+        if request.may_be_known and (known := self._repeated(request)) is not None:
             if known:
                 self._partitions.answer(request, known)
             elif request.without_payloads:
@@ -247,24 +246,23 @@ class LeaseStep:
         self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
 
     def _repeated(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]] | None:
-        """The leases that a request with this id was given before; None when it is new.
+        """The leases that the same call was given before; None when it is new.
 
-        StorageFailed when a failing partition may know it. Not for a request without payloads: its caller has recorded
-        its leases, and lets others expire.
+        Raises when a failing partition may have granted some. Not for a request without payloads: its caller has
+        recorded its leases, and lets others expire.
         """
-        found, again = [], False
-        for handle in self._partitions.usable():
-            part, command = 0, self._command(request, request.want)
-            while handle.state.requests.get(command.request or b"", handle.usable_partition.now().elapsed) is not None:
+        found: list[tuple[PartitionHandle, LeaseAnswer]] = []
+        room, again = request.want, False
+        for handle in [*self._partitions.handles.values()]:
+            if request.without_payloads and not handle.is_usable:
+                continue
+            for part in range(len(self._partitions.remembered(handle, request) or ())):
                 again = True
-                granted = self._partitions.run(handle, command)
-                if isinstance(granted, LeaseAnswer) and granted.lease:
+                granted = self._partitions.run(handle, self._command(request, request.want, part))
+                # More than it wants was granted if the outcome of a commit was unknown: the rest expires.
+                if isinstance(granted, LeaseAnswer) and granted.lease and (granted.count <= room or request.without_payloads):
                     found.append((handle, granted))
-                part += 1
-                command = self._command(request, request.want, part)
-        failing = next((handle for handle in self._partitions.handles.values() if handle.error is not None), None)
-        if failing is not None and not again and not request.without_payloads:
-            raise failing.refusal  # it may know the request
+                    room -= granted.count
         return found if again else None
 
     def assign(self, now: int) -> None:
@@ -327,8 +325,6 @@ class LeaseStep:
     ) -> None:
         """Lease items in rounds. With keys, each request gets a part per round: busy keys may leave fewer items than
         `ready`.
-
-        A request with an id gets all at once, so that a partition remembers few leases for it.
         """
         several = len(waiting) > 1 and any(source.handle.state.keys.by_key or source.handle.state.lanes.keyed for source in sources)
         sharers = len(waiting) if several else 1
@@ -336,7 +332,7 @@ class LeaseStep:
         while handed and sources:
             handed = False
             for index, request in enumerate(waiting):
-                alone = sharers == 1 or request.request is not None
+                alone = sharers == 1
                 portion = left[index] if alone else min(left[index], max(1, request.want // sharers))
                 if not sources:
                     return
@@ -350,8 +346,6 @@ class LeaseStep:
     def _lease_for(self, request: requests.LeaseRequest, want: int, sources: SourcesByRank) -> list[tuple[PartitionHandle, LeaseAnswer]]:
         """Lease up to `want` items, the best first; partitions without (more) items are left out of later rounds."""
         parts: list[tuple[PartitionHandle, LeaseAnswer]] = []
-        asked: dict[int, int] = {}
-        left_out: list[LeaseSource] = []
         many, room = want > MANY, MAX_BATCH_BYTES
         while want > 0 and (source := sources.best()) is not None:
             handle = source.handle
@@ -359,19 +353,14 @@ class LeaseStep:
             if parts and room < each:
                 break
             until = sources.until()
-            granted = self._lease(handle, self._command(request, _fitting(want, room, each), asked.get(handle.number, 0), until))
+            granted = self._lease(handle, request, _fitting(want, room, each), until)
             if granted is not None and granted.lease:  # a lease may be short: ask until it is empty
                 parts.append((handle, granted))
-                asked[handle.number] = asked.get(handle.number, 0) + 1
                 want -= granted.count
                 room -= granted.count * each
                 source.use(self._turns)
             elif granted is None or until is None or not source.changed:  # else its rank has changed
                 sources.leave_out()
-                left_out.append(source)
-        if request.request is not None:  # other requests may still get items from them
-            for source in left_out:
-                sources.add(source)
         return parts
 
     def _mean_bytes(self, handle: PartitionHandle) -> int:
@@ -380,28 +369,30 @@ class LeaseStep:
             return mean_bytes(handle.usable_partition.log.segments(), handle.state)
         return 0
 
-    def _lease(self, handle: PartitionHandle, command: commands.AcquireLease) -> LeaseAnswer | None:
+    def _lease(self, handle: PartitionHandle, request: requests.LeaseRequest, want: int, until: Rank | None) -> LeaseAnswer | None:
         partitions = self._partitions
+        command = self._command(request, want, 0, until)
         command.moved_slots = self._resize_step.moved_slots(handle.number)
         while True:
             try:
+                if request.calls:
+                    command.part = len(handle.state.calls.answers(request.calls, handle.elapsed_at(partitions.now)) or ())
                 answer = partitions.run(handle, command, rounds=ROUNDS)
                 if isinstance(answer, StraysFound):
                     self._transfer_step.forward(handle, answer.offsets)
                     continue
-            except PenstockError:
-                return None  # the commit reports the error
+            except PenstockError as error:
+                if isinstance(error, OutcomeUnknown | QueueFull) and request.calls:
+                    request.finish(error=error)  # the session has a newer call, or there are too many request ids
+                return None  # the commit reports other errors
             if isinstance(answer, AskAgain):  # the search continues in the next turn
                 partitions.wants_turn = self.search_unfinished = True
                 return None
             return answer if isinstance(answer, LeaseAnswer) else None
 
     def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.AcquireLease:
-        """The command for a partition. Several leases of one request id are remembered as its parts."""
-        name = None
-        if request.request is not None:
-            name = digest(b"lease", request.request, *([part.to_bytes(4, "big")] if part else []))
-        return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, name, None, until)
+        """The command for a partition, which remembers several leases of one call as its parts."""
+        return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, request.calls, None, until, part)
 
 
 def _fitting(want: int, room: int, each: int) -> int:

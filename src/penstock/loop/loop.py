@@ -124,7 +124,8 @@ class Loop:
             raise queue_closed_error(self.engine.name)
         request.check()
         engine = self.engine
-        request.entered_at = now = engine.clock.read().elapsed
+        now = engine.clock.read().elapsed
+        request.entered(now)
         if request.deadline:  # every request is given the time for one turn; a late lease still gets ready items
             request.give_up_at = (
                 request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
@@ -154,7 +155,7 @@ class Loop:
             request.sleep(left / SECOND)
         elif request.claim():
             request.cancelled = True
-            request.finish(error=not_reached_error(self.engine.name))
+            request.finish(error=request.outcome_after(not_reached_error(self.engine.name)))
             self.wake()  # this thread may have been woken to run the next turn
         elif left > -GRACE:  # the turn that took it will answer
             request.sleep((left + GRACE) / SECOND)
@@ -209,7 +210,7 @@ class Loop:
         now = engine.clock.read().elapsed
         for request in taken:
             if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | AwaitRequest):
-                request.finish(error=not_reached_error(engine.name))
+                request.finish(error=request.outcome_after(not_reached_error(engine.name)))
         before = engine.produced
         engine.turn([request for request in taken if not request.done] if taken else taken, now)
         self._syncs = bool(engine.io_to_dispatch)
@@ -240,7 +241,11 @@ class Loop:
             return
         by_log = {id(handle.log): handle for handle in handles if handle.job is None}
         for handle in handles:
-            if handle.job is not None:
+            if handle.is_opening:
+                self._disk.run_opening(
+                    self.engine.incarnation, handle.number, partial(self._claim_and_open, handle), partial(getattr, handle, "wanted")
+                )
+            elif handle.job is not None:
                 self._disk.run_job(self.engine.incarnation, handle.number, partial(self._claim_and_run, handle))
         logs = [handle.log for handle in by_log.values()]
         if logs:
@@ -276,6 +281,10 @@ class Loop:
     def _synced(self, handle: PartitionHandle, failure: StorageFailed | None) -> None:
         handle.after_sync(failure)
         self._end_io(handle)
+
+    def _claim_and_open(self, handle: PartitionHandle, replayed: Callable[[], None]) -> None:
+        handle.on_replayed = replayed
+        self._claim_and_run(handle)
 
     def _claim_and_run(self, handle: PartitionHandle) -> None:
         if handle.claim():

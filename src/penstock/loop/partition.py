@@ -38,7 +38,7 @@ from penstock.loop.retention import (
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Answer, AskAgain, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
-from penstock.rules.records import Due, Leased, Lost, Opened, PassedOver, Produced, ProgressSet, Record, RequestAnswered
+from penstock.rules.records import CallAnswered, Due, Leased, Lost, PassedOver, Produced, ProgressSet, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
@@ -48,8 +48,8 @@ from penstock.words.limits import MIB, Policy
 
 DUE_ITEMS = 2_000
 """Items whose timers run in one turn; the rest waits for the next, so that other partitions are served in between."""
-CHECKPOINT_FRAMES = 50_000
-"""Frames after which a checkpoint is written: a second or two of replay."""
+CHECKPOINT_FRAMES, SOON_FRAMES = 4_000, 500
+"""Frames after which a checkpoint is written (about 50 ms of replay), and after an opening that replayed many."""
 CLOSE_FRAMES = 2
 """With no more frames than an opening writes, no checkpoint is written at closing, and age causes no rotation."""
 FRAME_WORTH_BYTES = 50
@@ -58,7 +58,7 @@ NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
 Appended: TypeAlias = tuple[int, list[Record], Moment]
 """The sequence of the records' last frame, the records, and their time."""
-_NEEDS_NO_SYNC = (Leased, PassedOver, RequestAnswered, ProgressSet)
+_NEEDS_NO_SYNC = (Leased, PassedOver, CallAnswered, ProgressSet)
 
 
 class DroppedBuried(NamedTuple):
@@ -82,7 +82,9 @@ class Partition:
         segment_bytes: int = 128 * MIB,
         segment_age: int = SEGMENT_AGE,
         min_free_bytes: int = 0,
+        on_replayed: Callable[[], None] = lambda: None,
     ) -> None:
+        """on_replayed: called when the log is replayed, before the opening is written and synced."""
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []  # damage found since it was opened
@@ -103,7 +105,6 @@ class Partition:
         self._segment_room = 0
         self._segment_base = 0
         self._segment_started = 0  # by elapsed time
-        self._unreplayed = 0
         self._items = ItemCache(log)
         self._blocks = BlockCache(self._items)
         self._staged: list[Record] = []  # decided and applied, not yet appended
@@ -119,12 +120,14 @@ class Partition:
         self._failure: StorageFailed | None = None  # why this turn is or was undone
         self._commit_error: PenstockError | None = None
         self._closed = False
-        self._open()
+        self._open(on_replayed=on_replayed)
 
     # -- opening -------------------------------------------------------------------------------------
 
-    def _open(self, answered: Sequence[Appended] = ()) -> None:
-        self.state, gaps = replay(self.log)
+    def _open(self, answered: Sequence[Appended] = (), on_replayed: Callable[[], None] = lambda: None) -> None:
+        self.state, gaps, frames = replay(self.log)
+        on_replayed()
+        self._unreplayed = min(frames, CHECKPOINT_FRAMES - SOON_FRAMES) if frames > SOON_FRAMES else 0
         self.gaps = recovery.gaps_at_opening(self.state, self.log, gaps)
         unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
         state, raw = self.state, self._clock.read()
@@ -138,7 +141,6 @@ class Partition:
         else:
             newest = self.log.newest()
             self._plan_rotation(0, newest.base_offset, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
-        lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in self.gaps)  # each may be an opening
         if not self.gaps:  # after damage the records may not fit: their holders will be refused
             now = self._turn
             for _, records, then in unwritten:  # at their own time: deadlines count from it
@@ -146,7 +148,7 @@ class Partition:
                 self._stage(records)
                 self._append()
             self._turn = now
-        self._stage([Opened(state.epoch + 1 + lost, self._clock.boot, shift, rebooted)])
+        self._stage([recovery.opened(state, self.gaps, self._clock.boot, shift, rebooted=rebooted)])
         self._append()
         if self._policy is not None:
             self.run(Configure(self._policy))
@@ -464,7 +466,7 @@ class Partition:
         for record in staged:
             if type(record) is Produced:
                 self._items.put(record, self._turn.wall)
-            if type(record) not in _NEEDS_NO_SYNC or (type(record) is RequestAnswered and record.ids is not None):
+            if type(record) not in _NEEDS_NO_SYNC or (type(record) is CallAnswered and record.answers[0].ids is not None):
                 self.owes_sync = True
         drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
         size = self.log.append(drafts)

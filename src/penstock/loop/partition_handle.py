@@ -8,12 +8,13 @@ Meanwhile requests for it are refused with an error that may be repeated.
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.logs.log import Log
 from penstock.loop.partition import Partition
 from penstock.loop.recovery import elapsed_shift
 from penstock.loop.requests import Request
+from penstock.rules.calls import CallMemory
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -28,6 +29,8 @@ PUBLISH_AFTER = 200 * MILLISECOND
 """Time from a commit to its sync and publishing. In durability mode "interval", a power cut may lose so much."""
 SLOW_AFTER = 500 * MILLISECOND
 """A partition in I/O for longer is slow."""
+OPENING_SLOW_AFTER = 5 * SECOND
+"""A partition that is being opened for longer is slow: it replays its log, perhaps after those of others."""
 GRACE_AFTER_SLOW = 2 * SECOND
 """No lease of a slow partition ends for so long after its I/O: its holder could not settle it."""
 PROMPT = 100 * MILLISECOND
@@ -38,6 +41,10 @@ IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
 CLOSED_WALL_CHECK = 10 * SECOND
 WALL_CHECK = 1 * SECOND
 """Wall time may jump, so timers on it are checked this often: of closed and of open partitions."""
+
+
+OpenPartition: TypeAlias = Callable[[int, Callable[[], None]], Partition]
+"""Opens the partition of a number; calls the function when the log is replayed."""
 
 
 class PendingAnswer:
@@ -59,7 +66,7 @@ class PartitionHandle:
     """One partition of a queue."""
 
     def __init__(
-        self, number: int, open_partition: Callable[[int], Partition], clock: Clock, chance: Callable[[], float], summary: Summary | None
+        self, number: int, open_partition: OpenPartition, clock: Clock, chance: Callable[[], float], summary: Summary | None
     ) -> None:
         self.number = number
         self.summary = summary
@@ -95,6 +102,10 @@ class PartitionHandle:
         """Whether it is closed at the end of this turn, if the turn does not use it."""
         self.was_opened = False
         """Whether its last I/O opened it."""
+        self.wanted = False
+        """While it is being opened: whether a request waits for it."""
+        self.on_replayed: Callable[[], None] = lambda: None
+        """Called when its opening has replayed the log."""
         self.wants_retention = False
         """Whether retention runs at the end of this turn."""
         self.recovered = False
@@ -110,6 +121,8 @@ class PartitionHandle:
         self.next_run: int | None = None
         self.transfers_under_way: dict[bytes, int] = {}
         """Destination → sequence of the transfer under way, or (negative) when to try again."""
+        self._calls_at_closing: CallMemory | None = None
+        """Of a closed partition: the calls that it remembers; None: unknown."""
         self._open_partition = open_partition
         self._clock = clock
         self._chance = chance
@@ -188,6 +201,30 @@ class PartitionHandle:
     def state(self) -> State:
         return self.usable_partition.state
 
+    def elapsed_at(self, now: int) -> int:
+        """Its elapsed time at an instant of the queue's clock, also while it is in I/O or closed."""
+        partition = self.partition
+        if partition is not None:
+            return max(now + partition.state.clock_shift, partition.state.moment.elapsed)
+        return now + (0 if self.summary is None else elapsed_shift(self.summary, self._clock.read(), self._clock.boot)[0])
+
+    def call_memory(self, now: int) -> CallMemory | None:
+        """The calls that it remembers; None: they are not known before it is opened.
+
+        In every state a call that is not in it is not stored: records are applied before they are written, and nobody
+        applies others while the partition is in I/O or closed.
+        """
+        partition = self.partition
+        if partition is not None:
+            return partition.state.calls
+        if self._calls_at_closing is None and self.summary is not None and self.summary.calls_until <= self.elapsed_at(now):
+            self._calls_at_closing = CallMemory()
+        return self._calls_at_closing
+
+    def must_be_asked(self, now: int) -> bool:
+        """Whether it must be opened, or is being opened, to learn which calls it remembers."""
+        return self.error is None and self.call_memory(now) is None
+
     @property
     def refusal(self) -> PenstockError:
         """The error for requests that need this partition while it cannot be used."""
@@ -216,6 +253,7 @@ class PartitionHandle:
         self.io_error = None
         self.slow = False
         self.io_began_at = 0
+        self.wanted = False
         self.io_since = self._clock.read().elapsed
         self._unclaimed = [True]
         self.in_io = True
@@ -231,13 +269,19 @@ class PartitionHandle:
 
     def slow_at(self, last_io_end: int) -> int:
         """When it counts as slow. While it waits for a thread, the time since other I/O ended counts."""
-        return (self.io_began_at or max(self.io_since, last_io_end)) + SLOW_AFTER
+        return (self.io_began_at or max(self.io_since, last_io_end)) + self._slow_after
+
+    @property
+    def _slow_after(self) -> int:
+        return OPENING_SLOW_AFTER if self.partition is None else SLOW_AFTER
 
     def mark_slow_if_due(self, now: int, last_io_end: int) -> None:
         """Mark it as slow, and so as failing, when it has been in I/O for SLOW_AFTER."""
         if self.is_worth_waiting_for and now >= self.slow_at(last_io_end):
             self.slow = True
-            self.error = StorageFailed(f"its disk has not answered for {(now - self.slow_at(last_io_end) + SLOW_AFTER) / SECOND:.1f} s")
+            self.error = StorageFailed(
+                f"its disk has not answered for {(now - self.slow_at(last_io_end) + self._slow_after) / SECOND:.1f} s"
+            )
 
     def run_job(self) -> None:
         """Run its job, in any thread; an error is kept in `io_error`."""
@@ -314,7 +358,7 @@ class PartitionHandle:
     def reopen(self) -> None:
         """Open it, or reopen it after a failure."""
         if self.partition is None:
-            self.partition = self._open_partition(self.number)
+            self.partition = self._open_partition(self.number, self.on_replayed)
             self.was_opened = True
         elif self.partition.failed:
             self.partition.reopen()
@@ -417,6 +461,7 @@ class PartitionHandle:
         """Close the partition, and keep its summary."""
         assert self.partition is not None
         self.summary = self.partition.summary()
+        self._calls_at_closing = self.partition.state.calls
         self._idle_records = -1
         partition, self.partition = self.partition, None
         partition.close()

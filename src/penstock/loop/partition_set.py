@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from penstock.loop.partition import Partition
-from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, PartitionHandle
+from penstock.loop.partition_handle import IDLE_AFTER, RETIRED_IDLE_AFTER, OpenPartition, PartitionHandle
 from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
+from penstock.rules.calls import RememberedAnswer, check_age
 from penstock.rules.commands import Answer, Command, Configure, Pause, PutCursor
 from penstock.rules.slots import SlotMap
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock
-from penstock.words.errors import PenstockError
+from penstock.words.errors import PenstockError, StorageFailed
 from penstock.words.limits import Policy
 
 _SIDES = ("paused_lease", "paused_produce")
@@ -27,7 +27,7 @@ class QueueSetup(NamedTuple):
 
     name: str
     incarnation: int
-    open_partition: Callable[[int], Partition]
+    open_partition: OpenPartition
     clock: Clock
     chance: Callable[[], float]
     summary_of: Callable[[int], Summary | None]
@@ -44,11 +44,9 @@ class PartitionSet:
         self.handles: dict[int, PartitionHandle] = {}
         self.active: Sequence[int] = ()
         """Numbers of the partitions that take new items."""
-        self.opened_version = 0
-        """The version of the slot map when the queue was opened."""
         self.map = SlotMap(0, [])  # type: ignore[arg-type]  # until `set_partitions`
         self.older_maps: Sequence[SlotMap] = ()
-        """Earlier slot maps, newest first: requests that are still remembered may have been divided by them."""
+        """Earlier slot maps, newest first: chunks of an unfinished write may have been divided by them."""
         self.read_only: Sequence[int] = ()
         self.policy: Policy | None = None
         self.now = 0
@@ -130,12 +128,12 @@ class PartitionSet:
             for name in {name for state in others for name in state.cursors} - handle.state.cursors.keys():
                 self.run(handle, PutCursor(name, handle.state.dropped.first_missing(0)))
 
-    def pause(self, command: Pause) -> None:
-        """Pause or resume the whole queue; partitions that are not usable apply it when they recover."""
+    def note_missed_pause(self, command: Pause) -> None:
+        """Have partitions that are not usable apply a pause of the whole queue when they recover."""
         for handle in self.handles.values():
             if handle.is_usable:
-                self.run(handle, command)
-            elif handle.missed_pause is None:
+                continue
+            if handle.missed_pause is None:
                 handle.missed_pause = command
             else:
                 lease = handle.missed_pause.lease if command.lease is None else command.lease
@@ -170,6 +168,44 @@ class PartitionSet:
                 self.with_ready_items.add(handle.number)
             else:
                 self.with_ready_items.discard(handle.number)
+
+    # -- calls that partitions remember ---------------------------------------------------------------
+
+    def remembered(self, handle: PartitionHandle, request: Request) -> list[RememberedAnswer] | None:
+        """What a partition did for the call of a request, when it was sent before; None: nothing.
+
+        A call that is not in the memory of a partition in I/O, or failing, is not stored there: records are applied
+        before they are written. Raises when that cannot be known, or whether what it did will stay.
+        """
+        memory = handle.call_memory(self.now)
+        if memory is None:
+            why = handle.error or "it is being opened"
+            unknown = StorageFailed(f"partition {handle.number} cannot be asked whether it knows this request ({why}); try again later")
+            raise request.outcome_after(unknown)
+        now = handle.elapsed_at(self.now)
+        answers = memory.answers(request.calls, now)
+        if answers is not None:
+            if handle.error is not None:
+                raise request.outcome_after(handle.refusal)
+        elif request.first_sent is not None:
+            if request.request is None:
+                memory.check_not_evicted(now - (self.now - request.first_sent), now)
+            check_age(self.now - request.first_sent)
+        return answers
+
+    def partitions_to_ask(self, request: Request) -> set[int]:
+        """Numbers of the partitions that must be opened, or waited for, to learn what they did for a request."""
+        handles = self.handles.items()
+        return {number for number, handle in handles if handle.must_be_asked(self.now) or self._must_be_usable(handle, request)}
+
+    def _must_be_usable(self, handle: PartitionHandle, request: Request) -> bool:
+        """Whether a partition remembers a call, but cannot be used yet."""
+        if handle.is_usable or handle.error is not None:
+            return False
+        memory = handle.call_memory(self.now)
+        with suppress(PenstockError):  # `remembered` raises it
+            return memory is not None and memory.answers(request.calls, handle.elapsed_at(self.now)) is not None
+        return False
 
     def run(self, handle: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn. Raises when the partition is not usable."""

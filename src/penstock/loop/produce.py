@@ -1,22 +1,25 @@
 """The step of a turn that stores produced items: chooses the partition of each item.
 
-Owns: `ProduceStep`. An item with a key goes to the partition of its slot. An item without a key, but with a dedup id or
-in a request with an id, goes to the partition of that id's slot, so that a repetition finds it. All others go together
-to the usable partition with the fewest ready items. A request that does not fit waits for room until its deadline. A
-partition remembers a request id together with the version of the slot map by which the request was divided. A
-repetition after a resize is looked up under the old versions first, and only items that none of them has are stored.
-The chunks of a published write (broker/inbox.py) are remembered in the same way, by their sequence.
+Owns: `ProduceStep`. An item with a key goes to the partition of its slot, an item with only a dedup id to the partition
+of that id's slot. All others go together to the usable partition with the fewest ready items. A request that does not
+fit waits for room until its deadline. A partition remembers which items of a call or request id it stored. A request
+that may be known is looked up in every partition of the queue, also in retired and closed ones, and only items that
+none of them has are stored. The chunks of a published write (broker/inbox.py) are remembered by their sequence and the
+version of the slot map by which they were divided.
 """
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 from penstock.loop import requests
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_set import PartitionSet
-from penstock.loop.requests import StoredPart
+from penstock.loop.requests import StoredPart, not_reached_error
 from penstock.rules import commands
+from penstock.rules.calls import RememberedAnswer
 from penstock.rules.commands import Stored
-from penstock.rules.routing import dedup_slot, digest, slot
+from penstock.rules.routing import dedup_slot, slot
+from penstock.rules.runs import from_offsets, offsets
 from penstock.rules.slots import SlotMap
 from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest, PenstockError, QueueFull, QueueHeld, Refused, StorageFailed
@@ -29,7 +32,7 @@ AVOIDED = 1 << 60
 """Added to the ready items of a partition to avoid: it is chosen only when there is no other."""
 FREE = -1
 """The partition of an item that may go to any."""
-OTHER_ITEMS = Refused.of(InvalidRequest("this request id was used before, for other items; give each request an id of its own"))
+OTHER_ITEMS = Refused.of(InvalidRequest("this call was made before, for other items; give each call of a session its own number"))
 
 
 class ProduceStep:
@@ -39,8 +42,6 @@ class ProduceStep:
         self._partitions = partitions
         self.waiting: list[requests.ProduceRequest] = []
         self._from = 0
-        self.versions: set[int] = set()
-        """Versions of the slot map by which requests with an id were divided since the queue was opened."""
         self.max_items = 0
         self.max_bytes = 0
 
@@ -60,40 +61,65 @@ class ProduceStep:
         for request in self.waiting:
             if request.cancelled or request.done:
                 continue
-            if not still and self._fits(request.batch):
+            fits = not still and self._fits(request.batch)
+            if fits and self._can_store(request):
                 self._partitions.attempt(request, self._store_all)
             elif request.deadline and request.deadline <= now:
-                request.finish(error=self._full())
+                reason = not_reached_error(self._partitions.name) if fits else self._full()
+                self._partitions.attempt(request, lambda late, reason=reason: self._refuse(late, reason))  # type: ignore[misc]
             else:
                 still.append(request)
         self.waiting[:] = still
 
+    def _can_store(self, request: requests.ProduceRequest) -> bool:
+        """Whether no partition that the request stores in is closed or in I/O; closed ones are opened."""
+        found = [self._partitions.handles[number] for number in self._stores_in(request)]
+        for handle in found:
+            self._partitions.request_open(handle)
+        return not any(handle.closed or handle.is_worth_waiting_for for handle in found)
+
+    def _refuse(self, request: requests.ProduceRequest, error: PenstockError) -> None:
+        """Refuse all items, or those that were not stored when the same call was sent before."""
+        parts, left = self._remembered_parts(request) if request.may_be_known else ([], None)
+        if left is None:
+            raise error
+        self._partitions.answer(request, [*parts, self._refused_rest(left, error)])
+
+    def _refused_rest(self, left: Sequence[int], error: PenstockError) -> StoredPart:
+        """The items of a repeated call that could not be stored now; others were stored before."""
+        return StoredPart(self._partitions.active[0], left, None, Refused.of(error))
+
     def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
-        if request.request is None and batch.key_ids is None and batch.dedups is None:
-            partitions.answer(request, [self._store(self._least_busy().number, None, commands.Produce(batch, checked=True))])
-            return
-        left: Sequence[int] | None = None
-        parts: list[StoredPart] = []
-        if request.request is not None:
-            self.versions.add(partitions.map.version)
-            maps = (partitions.map, *partitions.older_maps) if request.sequence else partitions.older_maps
-            parts, left = self._stored_parts(request, maps)
-            if request.sequence and any(one.refused is not None for one in parts):
+        if request.sequence:
+            parts, left = self._stored_chunk_parts(request)
+            if any(one.refused is not None for one in parts):
                 left = []  # a sequence stands for all of a partition's items, so store none while some are unknown
+        else:
+            parts, left = self._remembered_parts(request) if request.may_be_known else ([], None)
+            if left is None and batch.key_ids is None and batch.dedups is None:
+                partitions.answer(request, [self._store(self._least_busy().number, None, self._command(request, batch, None))])
+                return
         if left is None or left:
             rest = batch if left is None else batch.take(left)
-            for number, indexes in self._divide(rest, request.request, partitions.map).items():
+            try:
+                shares = self._divide(rest, request)
+            except PenstockError as error:
+                if left is None or request.sequence:
+                    raise
+                partitions.answer(request, [*parts, self._refused_rest(left, error)])
+                return
+            for number, indexes in shares.items():
                 share = rest if indexes is None else rest.take(indexes)
                 whole = indexes if left is None else [left[index] for index in (range(len(rest)) if indexes is None else indexes)]
-                parts.append(self._store(number, whole, self._command(request, share)))
-        partitions.answer(request, parts)
+                parts.append(self._store(number, whole, self._command(request, share, whole)))
+        partitions.answer(request, sorted(parts, key=attrgetter("partition")) if request.may_be_known else parts)
 
-    def _command(self, request: requests.ProduceRequest, share: Batch) -> commands.Produce:
-        slots = self._partitions.map
+    def _command(self, request: requests.ProduceRequest, share: Batch, indexes: Sequence[int] | None) -> commands.Produce:
         if request.sequence:
-            return commands.Produce(share, source=_source(slots), sequence=request.sequence, dedup=True)
-        return commands.Produce(share, None if request.request is None else _name(request.request, slots), checked=True)
+            return commands.Produce(share, source=_source(self._partitions.map), sequence=request.sequence, dedup=True)
+        which = None if indexes is None or not request.calls else from_offsets(indexes)
+        return commands.Produce(share, request.calls, checked=True, indexes=which)
 
     def _check_not_paused(self) -> None:
         """QueueHeld while producing is paused in a partition."""
@@ -116,33 +142,41 @@ class ProduceStep:
 
     def needs(self, request: requests.ProduceRequest) -> Collection[int]:
         """Numbers of the partitions that a request needs."""
-        partitions, batch = self._partitions, request.batch
+        partitions = self._partitions
         if self.max_items or self.max_bytes:
             return partitions.handles.keys()  # their items are counted
-        if request.request is not None:
+        if request.sequence:
             maps = (partitions.map, *partitions.older_maps)
-            return {number for slots in maps for number in _partitions_of(batch, request.request, slots) if number in partitions.handles}
+            return {number for slots in maps for number in _chunk_partitions(request, slots) if number in partitions.handles}
+        return self._stores_in(request)
+
+    def _stores_in(self, request: requests.ProduceRequest) -> Collection[int]:
+        """Numbers of the partitions that the items of a request go to, and of those that must be asked for it."""
+        partitions, batch = self._partitions, request.batch
         if batch.key_ids is None and batch.dedups is None:
-            return self._needs_for_any()
-        found = set(_partitions_of(batch, None, partitions.map))
-        if FREE in found:
-            found.discard(FREE)
-            found.update(self._needs_for_any())
+            found = set(self._needs_for_any())
+        else:
+            found = set(_partitions_of(batch, partitions.map))
+            if FREE in found:
+                found.discard(FREE)
+                found.update(self._needs_for_any())
+        if request.may_be_known:
+            found.update(number for number, handle in partitions.handles.items() if handle.must_be_asked(partitions.now))
         return found
 
     def _needs_for_any(self) -> Collection[int]:
         """For items that may go to any partition: a partition to open and wait for, if all usable ones are fuller.
 
-        Other closed partitions are opened with it, for the next items.
+        Other closed partitions are opened with it, for the next items. Of a partition that is being opened without a
+        summary, after its last owner was killed, nobody knows how full it is: it is waited for only if none is usable.
         """
         partitions = self._partitions
         best = self._least_busy_of(self._candidates())
         if partitions.closed or partitions.handles_in_io:
             some = [partitions.handles[number] for number in self._candidates()]
             closed = [handle for handle in some if handle.closed]
-            emptiest = min(
-                [*closed, *(handle for handle in some if handle.is_opening)], key=lambda handle: handle.unresolved[0], default=None
-            )
+            opening = [handle for handle in some if handle.is_opening and (best is None or handle.summary is not None)]
+            emptiest = min([*closed, *opening], key=lambda handle: handle.unresolved[0], default=None)
             if emptiest is not None and (best is None or emptiest.unresolved[0] < best.state.ready):
                 partitions.to_open.update((handle.number, handle) for handle in closed[:OPENED_AHEAD])
                 return (emptiest.number,)
@@ -183,9 +217,10 @@ class ProduceStep:
         self._from = (self._from + CANDIDATES) % len(active)
         return [*active[self._from :], *active[: self._from]][:CANDIDATES]
 
-    def _divide(self, batch: Batch, request: bytes | None, slots: SlotMap) -> dict[int, Sequence[int] | None]:
-        """Divide a batch: partition → indexes of its items (None: all)."""
-        numbers = _partitions_of(batch, request, slots)
+    def _divide(self, batch: Batch, request: requests.ProduceRequest) -> dict[int, Sequence[int] | None]:
+        """Divide a batch of a request: partition → indexes of its items (None: all)."""
+        slots = self._partitions.map
+        numbers = _partitions_of(batch, slots, _chunk_default(request, slots) if request.sequence else FREE)
         if len(set(numbers)) == 1:
             return {numbers[0] if numbers[0] != FREE else self._least_busy().number: None}
         shares: dict[int, Sequence[int] | None] = {**_by_partition(numbers)}
@@ -210,11 +245,11 @@ class ProduceStep:
         partitions.produced += stored.count
         return StoredPart(number, indexes, stored)
 
-    # -- repetitions after a resize ------------------------------------------------------------------
+    # -- repetitions ---------------------------------------------------------------------------------
 
     def _is_stored(self, request: requests.ProduceRequest) -> bool:
-        """Whether every item is stored already, by a request id or dedup ids: then a full queue answers too."""
-        if request.request is not None and self._stored_parts(request, (self._partitions.map, *self._partitions.older_maps))[1] == []:
+        """Whether every item is stored already, by a call or by dedup ids: then a full queue answers too."""
+        if request.may_be_known and self._remembered_parts(request)[1] == []:
             return True
         names = request.batch.dedups
         return names is not None and all(name is not None and self._knows_dedup(name) for name in names)
@@ -223,13 +258,38 @@ class ProduceStep:
         handle = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
         return handle.is_usable and handle.state.dedup.get(name, handle.usable_partition.now().elapsed) is not None
 
-    def _stored_parts(self, request: requests.ProduceRequest, maps: Sequence[SlotMap]) -> tuple[list[StoredPart], Sequence[int] | None]:
-        """The parts of a request stored under these slot maps, and the indexes of the other items (None: all)."""
-        assert request.request is not None
+    def _remembered_parts(self, request: requests.ProduceRequest) -> tuple[list[StoredPart], Sequence[int] | None]:
+        """The parts that partitions stored when the same call was sent before, and the indexes of the other items
+        (None: all)."""
+        partitions, count = self._partitions, len(request.batch)
+        parts: list[StoredPart] = []
+        known: set[int] = set()
+        for handle in [*partitions.handles.values()]:
+            answers = partitions.remembered(handle, request)
+            for one in answers or ():
+                stored = Stored(one.base, one.count, one.ids, repeated=True)
+                indexes = range(count) if one.indexes is None else offsets(one.indexes)
+                if len(indexes) != len(stored.offsets) or (indexes and indexes[-1] >= count):
+                    raise InvalidRequest("this call was made before, for other items; give each call of a session its own number")
+                if known.isdisjoint(indexes):
+                    parts.append(StoredPart(handle.number, None if one.indexes is None else list(indexes), stored))
+                    known.update(indexes)
+            if answers and len(request.calls) > 1 and handle.is_usable:
+                self._remember_session(handle, request, answers)
+        return parts, [index for index in range(count) if index not in known] if parts else None
+
+    def _remember_session(self, handle: PartitionHandle, request: requests.ProduceRequest, answers: Sequence[RememberedAnswer]) -> None:
+        """Remember what is known by a request id also for the session's call: the request id is forgotten first."""
+        call = request.calls[:1]
+        if handle.state.calls.answers(call, handle.elapsed_at(self._partitions.now)) is None:
+            self._partitions.run(handle, commands.RememberCall(call, answers))
+
+    def _stored_chunk_parts(self, request: requests.ProduceRequest) -> tuple[list[StoredPart], Sequence[int] | None]:
+        """The parts of a chunk that are stored already, and the indexes of the other items (None: all)."""
         parts: list[StoredPart] = []
         left: list[int] | None = None
-        for slots in maps:
-            for number, indexes in _by_partition(_partitions_of(request.batch, request.request, slots)).items():
+        for slots in (self._partitions.map, *self._partitions.older_maps):
+            for number, indexes in _by_partition(_chunk_partitions(request, slots)).items():
                 handle = self._partitions.handles.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
                 if handle is None or not indexes:
@@ -237,21 +297,10 @@ class ProduceStep:
                 if not handle.is_usable:  # it may have them or not
                     left = _without(left, indexes, len(request.batch))
                     parts.append(StoredPart(number, indexes, None, Refused.of(handle.refusal)))
-                    continue
-                stored = _stored_part(handle, request, slots, len(indexes))
-                if stored is not None:
+                elif handle.state.received_sequences.get(_source(slots), 0) >= request.sequence:
                     left = _without(left, indexes, len(request.batch))
-                    same = len(stored.offsets) == len(indexes)
-                    parts.append(StoredPart(number, indexes, stored if same else None, None if same else OTHER_ITEMS))
+                    parts.append(StoredPart(number, indexes, Stored(-1, len(indexes), repeated=True)))  # its offsets are not known
         return parts, left
-
-
-def _stored_part(handle: PartitionHandle, request: requests.ProduceRequest, slots: SlotMap, count: int) -> Stored | None:
-    """What a partition stored of a request divided by that slot map; of a chunk the offsets are not known."""
-    if request.sequence:
-        return Stored(-1, count, repeated=True) if handle.state.received_sequences.get(_source(slots), 0) >= request.sequence else None
-    known = handle.state.requests.get(_name(request.request or b"", slots), handle.usable_partition.now().elapsed)
-    return None if known is None else Stored(known.base, known.count, known.ids, repeated=True)
 
 
 def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list[int]:
@@ -259,25 +308,29 @@ def _without(left: list[int] | None, indexes: Sequence[int], count: int) -> list
     return [index for index in (range(count) if left is None else left) if index not in gone]
 
 
-def _name(request: bytes, slots: SlotMap) -> bytes:
-    return digest(b"produce", request, slots.version.to_bytes(4, "big"))
-
-
 def _source(slots: SlotMap) -> bytes:
     """The source name of chunks divided by a slot map, in `State.received_sequences`."""
     return b"inbox" + slots.version.to_bytes(4, "big")
 
 
-def _partitions_of(batch: Batch, request: bytes | None, slots: SlotMap) -> list[int]:
-    """The partition of each item."""
-    owners = slots.owners
-    default = FREE if request is None else owners[slot(request)]
+def _partitions_of(batch: Batch, slots: SlotMap, default: int = FREE) -> list[int]:
+    """The partition of each item; that of an item without a key and a dedup id is `default`."""
     numbers = slots.partitions_of(batch, default)
     if batch.dedups is not None:
         for index, name in enumerate(batch.dedups):
             if name is not None:
-                numbers[index] = owners[dedup_slot(name)]
+                numbers[index] = slots.owners[dedup_slot(name)]
     return numbers
+
+
+def _chunk_partitions(request: requests.ProduceRequest, slots: SlotMap) -> list[int]:
+    """The partition of each item of a chunk."""
+    return _partitions_of(request.batch, slots, _chunk_default(request, slots))
+
+
+def _chunk_default(request: requests.ProduceRequest, slots: SlotMap) -> int:
+    """The partition of a chunk's items without a key: the same whenever the chunk is divided by that map."""
+    return slots.owners[slot(request.request or b"")]
 
 
 def _by_partition(numbers: list[int]) -> dict[int, list[int]]:

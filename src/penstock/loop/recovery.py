@@ -1,24 +1,27 @@
 """Opening a partition from its log: its state, its elapsed time, and damage.
 
-Owns: `replay`, `apply_frames` and `elapsed_shift`; `gaps_at_opening` and `record_gaps`; and for segments missing before
-the oldest one `mark_missing_front` (at opening) and `find_missing_front` (for verify and repair).
+Owns: `replay`, `apply_frames`, `elapsed_shift` and `opened`; `gaps_at_opening` and `record_gaps`; and for segments
+missing before the oldest one `mark_missing_front` (at opening) and `find_missing_front` (for verify and repair).
 A gap loses exactly the items between its neighbours that retention had not deleted. Each gap is logged once.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.logs import codec
 from penstock.logs.frame import DROPPED
 from penstock.logs.log import Frame, FrameType, Gap, ReadableLog
 from penstock.rules import base, machine
 from penstock.rules.reconciliation import reconcile
-from penstock.rules.records import Lost
+from penstock.rules.records import Lost, Opened
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
-from penstock.words.clock import Moment
+from penstock.words.clock import SECOND, Moment
 from penstock.words.ids import format_id
+
+GRACE_AFTER_OPENING = 2 * SECOND
+"""No lease ends for so long after an opening: while nobody owned the partition, it could not be settled or extended."""
 
 
 def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, bool]:
@@ -34,9 +37,22 @@ def elapsed_shift(state: State | Summary, raw: Moment, boot: str) -> tuple[int, 
     return state.moment.elapsed + max(0, raw.wall - state.moment.wall) - raw.elapsed, True
 
 
-def replay(log: ReadableLog) -> tuple[State, list[Gap]]:
-    """The state of a log, replayed from its latest Base, and the gaps found."""
-    return apply_frames(State(), log.recover())
+def replay(log: ReadableLog) -> tuple[State, list[Gap], int]:
+    """The state of a log, replayed from its latest Base or checkpoint; the gaps found; and the number of frames."""
+    frames = 0
+
+    def counted() -> Iterator[Frame | Gap]:
+        nonlocal frames
+        for frames, found in enumerate(log.recover()):  # noqa: B007 (its last value is the number without the Base)
+            yield found
+
+    return *apply_frames(State(), counted()), frames
+
+
+def opened(state: State, gaps: Iterable[Gap], boot: str, shift: int, *, rebooted: bool) -> Opened:
+    """The record of an opening. Each frame in a gap may have been one, so its epoch is higher by so many."""
+    lost = sum(max(0, gap.last_sequence - gap.first_sequence + 1) for gap in gaps)
+    return Opened(state.epoch + 1 + lost, boot, shift, rebooted, GRACE_AFTER_OPENING)
 
 
 def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, list[Gap]]:
@@ -55,6 +71,7 @@ def apply_frames(state: State, frames: Iterable[Frame | Gap]) -> tuple[State, li
     for gap in gaps:  # again: records after a gap may name items that it took
         machine.apply(state, Lost([gap.start, gap.stop]), state.moment)
     if gaps:
+        state.calls.watermark = max(state.calls.watermark, state.moment.elapsed)  # calls may be forgotten
         reconcile(state)
     return state, gaps
 
@@ -109,7 +126,7 @@ def find_missing_front(log: ReadableLog, first_offset: int) -> list[Gap]:
 
     The state must be read after the segments are listed: an owner records what it deletes before it deletes it.
     """
-    state, _ = replay(log)
+    state, *_ = replay(log)
     gone = state.dropped.missing(0, min(first_offset, state.next_offset))
     recorded = [(run, True) for start, stop in pairs(gone) for run in pairs(state.lost.within(start, stop))]
     new = [(run, False) for start, stop in pairs(gone) for run in pairs(state.lost.missing(start, stop))]

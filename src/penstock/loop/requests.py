@@ -12,10 +12,11 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from penstock.loop.item_cache import Items
-from penstock.rules.commands import LeaseAnswer, Settled, Stored
-from penstock.rules.routing import with_key_ids
+from penstock.rules.calls import CallName, batch_content, fingerprint
+from penstock.rules.commands import Call, LeaseAnswer, Settled, Stored
+from penstock.rules.routing import digest, with_key_ids
 from penstock.words.batch import Batch, validate
-from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, QueueBusy, Refused
+from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueBusy, Refused
 
 
 class Request:
@@ -26,9 +27,18 @@ class Request:
     """Whether it may take one of the places that are reserved for requests which make a queue shorter."""
     needs_all_open = True
     """Of a request for all partitions: whether it needs them open; else summaries of closed ones suffice."""
+    request: bytes | None = None
+    """The user's request id."""
 
-    def __init__(self, deadline: int = 0) -> None:
+    def __init__(self, deadline: int = 0, call: Call | None = None) -> None:
         self.deadline = deadline
+        self.call = call
+        self.calls: tuple[CallName, ...] = ()
+        """The names under which partitions remember it: its call in a session, and its request id."""
+        self.may_be_known = False
+        """Whether partitions may remember it: it repeats a call, or has a request id."""
+        self.first_sent: int | None = None
+        """Of the repetition of a call: when the call was first sent."""
         self.answer: Any = None
         self.error: PenstockError | None = None
         self.done = False
@@ -46,9 +56,32 @@ class Request:
         self._wakeup: SimpleQueue[None] | None = None
 
     def check(self) -> None:
-        """Validate it in the caller's thread: an invalid request could fail a turn."""
-        if not isinstance(getattr(self, "request", None), bytes | None):
-            raise InvalidRequest("the request id is not bytes; give bytes, of any text that names the request")
+        """Validate it in the caller's thread, because an invalid request could fail a turn; and name its call."""
+        if self.call is not None:
+            self.calls = (self.call.name(),)
+            self.may_be_known = self.call.again
+        if self.request is not None:
+            if not isinstance(self.request, bytes):
+                raise InvalidRequest("the request id is not bytes; give bytes, of any text that names the request")
+            self.calls += (CallName(digest(self.verb.encode(), self.request), 1, self.fingerprint()),)
+            self.may_be_known = True
+
+    def fingerprint(self) -> bytes:
+        """A digest of its content: a request id that is used again for another content is an error."""
+        raise NotImplementedError
+
+    def entered(self, now: int) -> None:
+        """Note when it came, by the queue's clock."""
+        self.entered_at = now
+        if self.call is not None and self.call.again:
+            self.first_sent = now - self.call.age
+
+    def outcome_after(self, error: PenstockError) -> PenstockError:
+        """The error for a request that was not run because of `error`. What became of the first sending of a repeated
+        call is not known then."""
+        if self.first_sent is None or isinstance(error, OutcomeUnknown):
+            return error
+        return OutcomeUnknown(f"it is not known what became of this call: its repetition could not be run ({error})")
 
     def finish(self, answer: Any = None, error: PenstockError | None = None) -> None:
         """Set the answer or the error; ignored when there is one."""
@@ -123,16 +156,20 @@ class ProduceRequest(Request):
 
     verb = "produce"
 
-    def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0, sequence: int = 0) -> None:
-        super().__init__(deadline)
+    def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0, sequence: int = 0, call: Call | None = None) -> None:
+        super().__init__(deadline, call)
         self.batch = batch
         self.request = request
         self.sequence = sequence
         """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever; else 0."""
 
     def check(self) -> None:
-        super().check()
         self.batch = validate(with_key_ids(self.batch))
+        if not self.sequence:
+            super().check()
+
+    def fingerprint(self) -> bytes:
+        return fingerprint(batch_content(self.batch))
 
 
 class LeaseResult(NamedTuple):
@@ -159,8 +196,9 @@ class LeaseRequest(Request):
         request: bytes | None = None,
         deadline: int = 0,
         without_payloads: bool = False,
+        call: Call | None = None,
     ) -> None:
-        super().__init__(deadline)
+        super().__init__(deadline, call)
         self.without_payloads = without_payloads
         """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
@@ -172,6 +210,10 @@ class LeaseRequest(Request):
         self.timeout = timeout
         self.per_key = per_key
         self.request = request
+
+    def fingerprint(self) -> bytes:
+        # A grant to a stream may be repeated with another number of items.
+        return fingerprint("grant") if self.without_payloads else fingerprint(self.want, self.per_key, self.consumer)
 
 
 class SettlePart(NamedTuple):
@@ -203,8 +245,9 @@ class SettleRequest(Request):
         then: Sequence[tuple[int, Batch]] = (),
         request: bytes | None = None,
         deadline: int = 0,
+        call: Call | None = None,
     ) -> None:
-        super().__init__(deadline)
+        super().__init__(deadline, call)
         self.action = action
         self.parts = parts
         self.delay = delay
@@ -221,6 +264,11 @@ class SettleRequest(Request):
     def verb(self) -> str:  # type: ignore[override]
         return self.action
 
+    def fingerprint(self) -> bytes:
+        """Without its parts: a repetition may have fewer, and partitions tell parts apart by their content."""
+        then = [(incarnation, batch_content(batch)) for incarnation, batch in self.then]
+        return fingerprint(self.reason, self.counted, self.alone, then)
+
 
 SettleAnswer = list[Settled | Refused]
 
@@ -232,9 +280,15 @@ class FunctionRequest(Request):
     reserved = True
 
     def __init__(
-        self, function: Callable[[Any], Any], deadline: int = 0, *, recorded_elsewhere: bool = False, needs_all_open: bool = True
+        self,
+        function: Callable[[Any], Any],
+        deadline: int = 0,
+        *,
+        recorded_elsewhere: bool = False,
+        needs_all_open: bool = True,
+        call: Call | None = None,
     ) -> None:
-        super().__init__(deadline)
+        super().__init__(deadline, call)
         self.function = function
         self.needs_all_open = needs_all_open
         self.recorded_elsewhere = recorded_elsewhere
@@ -319,7 +373,8 @@ class PendingRequests:
         if self.closed:
             raise queue_closed_error(self._name)
         if len(self._waiting) + held >= PLACES + (RESERVED if request.reserved else 0):
-            raise QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
+            busy = QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
+            raise request.outcome_after(busy)
         self._waiting.append(request)
         if self.closed and request.claim():  # the queue was closed meanwhile
             raise queue_closed_error(self._name)

@@ -13,8 +13,8 @@ from penstock.loop.partition_set import PartitionSet
 from penstock.loop.requests import LeaseResult, SettlePart
 from penstock.loop.transfer import TransferStep
 from penstock.rules import commands
+from penstock.rules.calls import settle_part
 from penstock.rules.commands import Settled
-from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueNotFound, Refused
 
 
@@ -37,6 +37,8 @@ class SettleStep:
         if handle is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
         try:
+            if request.first_sent is not None:
+                self._partitions.remembered(handle, request)  # raises when it is not known
             answer = self._partitions.run(handle, _command(request, part, follow_ups))
         except PenstockError as error:
             return Refused.of(error)
@@ -58,13 +60,12 @@ class SettleStep:
 
 
 def _command(request: requests.SettleRequest, part: SettlePart, follow_ups: list[commands.FollowUpBatch]) -> commands.Command:
-    name = None
-    if request.request is not None:  # one request id may settle several leases
-        name = digest(request.action.encode(), request.request, part.lease.to_bytes(8, "big"))
+    calls = request.calls
+    number = settle_part(part.lease, part.offsets) if calls else 0
     if request.action == "complete":
-        return commands.CompleteLeased(part.lease, part.offsets, name, follow_ups)
+        return commands.CompleteLeased(part.lease, part.offsets, calls, follow_ups, number)
     if request.action == "retry":
-        return commands.RetryLeased(part.lease, part.offsets, request.delay, request.reason, request.counted, name)
+        return commands.RetryLeased(part.lease, part.offsets, request.delay, request.reason, request.counted, calls, number)
     if request.action == "bury":
-        return commands.BuryLeased(part.lease, part.offsets, request.reason, name, request.alone)
-    return commands.ExtendLease(part.lease, request.timeout, name)
+        return commands.BuryLeased(part.lease, part.offsets, request.reason, calls, request.alone, number)
+    return commands.ExtendLease(part.lease, request.timeout, calls, part=number)

@@ -291,7 +291,7 @@ class TransferStep:
     def _store(self, handle: PartitionHandle, source: bytes, sequence: int, batch: Batch | None) -> int:
         if batch is None:
             return -1
-        command = commands.Produce(batch, None, source, sequence, incarnation=self._partitions.incarnation, partition=handle.number)
+        command = commands.Produce(batch, (), source, sequence, incarnation=self._partitions.incarnation, partition=handle.number)
         stored = self._partitions.run(handle, command)
         assert isinstance(stored, Stored)
         return stored.base

@@ -22,7 +22,7 @@ from penstock.loop.requests import PartitionsNotOpen, Request, not_reached_error
 from penstock.loop.transfer import QueueRouter
 from penstock.rules.commands import ExtendLease
 from penstock.words.clock import SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError, caused_by_bug
+from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed, caused_by_bug
 from penstock.words.ids import format_id
 
 _log = logging.getLogger("penstock")
@@ -51,6 +51,8 @@ class QueueEngine(CommitTracker):
         """Requests that wait for a partition in I/O."""
         self._running: Sequence[Request] = []
         """Requests that this turn runs, deferred ones among them."""
+        self.running_function: requests.FunctionRequest | None = None
+        """The administrative operation that runs now: what it does is remembered for its call."""
         self._leasing_blocked = False
         """Whether a deferred request needs all partitions: nothing is leased meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -74,6 +76,10 @@ class QueueEngine(CommitTracker):
         self.answered = []
         self._committing = False
         self._running = []
+        for request in taken:
+            if request.first_sent is not None:
+                self._cancel_original(request, taken)
+                taken = [other for other in taken if not other.done]
         requests_now: Sequence[Request] = taken
         try:
             if self.io_finished:
@@ -135,6 +141,16 @@ class QueueEngine(CommitTracker):
             self._expire()
         self._plan()
 
+    def _cancel_original(self, repetition: Request, taken: Sequence[Request]) -> None:
+        """End earlier sendings of a repeated call that still wait: only the repetition looks what was done before."""
+        session = repetition.calls[0].session
+        for waiting_list in (taken, self.deferred, self.lease_step.waiting, self.produce_step.waiting):
+            for other in waiting_list:
+                same = other.calls and other.calls[0].session == session and other is not repetition
+                if same and other.entered_at <= repetition.entered_at:
+                    other.cancelled = True
+                    other.finish(error=OutcomeUnknown("this call was repeated; its repetition gives the answer"))
+
     def _in_order(self, taken: Sequence[Request]) -> Sequence[Request]:
         return sorted(taken, key=self._rank) if len(taken) > 1 else taken
 
@@ -168,11 +184,13 @@ class QueueEngine(CommitTracker):
                 if known is None:
                     whole.append(request)
             elif request.give_up_at and request.give_up_at <= self.now:
-                request.finish(error=self._not_reached(needs))
+                request.finish(error=request.outcome_after(self._not_reached(needs)))
             else:
                 request.deferred = True
                 deferred.append(request)
                 if awaited:
+                    for number in needs:
+                        self.handles[number].wanted = True
                     reserved.update(needs)
                     self._leasing_blocked = self._leasing_blocked or known is None
         if self.to_open:
@@ -201,9 +219,9 @@ class QueueEngine(CommitTracker):
                 if any(self.handles[number].in_io for number in self.partitions_to_add)
                 else {*self.active, *self.partitions_to_add}
             )
-        if kind is requests.AwaitRequest or (kind is requests.LeaseRequest and request.request is None):  # type: ignore[attr-defined]
-            return ()
-        return None
+        if kind is requests.LeaseRequest:
+            return self.partitions_to_ask(request) if request.may_be_known else ()
+        return () if kind is requests.AwaitRequest else None
 
     def _open(self, numbers: Iterable[int] | None = None) -> None:
         """Start opening closed partitions; None is those in `to_open`."""
@@ -322,8 +340,11 @@ class QueueEngine(CommitTracker):
 
     def _run_function(self, request: requests.FunctionRequest) -> None:
         self.used.clear()
+        self.running_function = request
         try:
             result = request.function(self)
+        except StorageFailed as error:
+            raise request.outcome_after(error) from error
         except (PenstockError, PartitionsNotOpen):
             raise
         except Exception as error:  # a bug in one operation must not fail the turn

@@ -45,6 +45,8 @@ def apply_opened(state: State, record: Opened, now: Moment) -> None:
     if record.rebooted:
         # Elapsed time does not tell how long the machine was off: every lease gets its full timeout again.
         state.leases.restart_timeouts(now.elapsed)
+    if record.lease_grace:
+        state.leases.extend_all(now.elapsed + record.lease_grace)
 
 
 # -- configure, pause --------------------------------------------------------------------------------

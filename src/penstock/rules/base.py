@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from penstock.rules.calendar import Calendar, CalendarEntry
+from penstock.rules.calls import FORMER, NEVER, RememberedAnswer, RememberedCall
 from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import Extent
 from penstock.rules.leases import Leases, LiveLease
 from penstock.rules.records import FenceSpec, Leased, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, pairs
-from penstock.rules.state import Burial, Failure, OutboxEntry, RememberedAnswer, State
+from penstock.rules.state import Burial, Failure, OutboxEntry, State
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
 from penstock.words.limits import Policy
@@ -74,6 +75,7 @@ class _StateImage(msgspec.Struct, array_like=True):
     failures: list[tuple[int, Failure]]
     burials: list[tuple[int, Burial]]
     requests: list[tuple[bytes, int, RememberedAnswer]]
+    """Not written any more: `request_ids` replaced it."""
     dedup: list[tuple[bytes, int, int]]
     received_sequences: list[tuple[bytes, int]]
     dropped: list[int] = []
@@ -87,6 +89,9 @@ class _StateImage(msgspec.Struct, array_like=True):
     fences: list[FenceSpec] = []
     progress: list[tuple[int, int, str]] = []
     buried_dropped: int = 0
+    sessions: list[tuple[bytes, RememberedCall]] = []
+    request_ids: list[tuple[bytes, RememberedCall]] = []
+    call_watermark: int = NEVER
 
 
 _UNCHANGED = (
@@ -105,6 +110,7 @@ _decoder = msgspec.msgpack.Decoder(_StateImage)
 def dump(state: State) -> bytes:
     """The state as bytes."""
     leases = state.leases
+    sessions, request_ids = state.calls.live(state.moment.elapsed)
     fields: dict[str, Any] = {name: getattr(state, name) for name in _UNCHANGED}
     fields |= {name: getattr(state, name).runs for name in _RUN_SETS}
     fields |= {name: sorted(getattr(state, name).items()) for name in _DICTS}
@@ -120,11 +126,14 @@ def dump(state: State) -> bytes:
         by_wall=_calendar_image(state.by_wall, lambda entry: state.scheduled.within(entry.start, entry.stop)),
         by_elapsed=_calendar_image(state.by_elapsed, lambda entry: state.scheduled.within(entry.start, entry.stop)),
         ttl=_calendar_image(state.ttl, lambda entry: state.completed.missing(entry.start, entry.stop)),
-        requests=state.requests.live(state.moment.elapsed),
+        requests=[],
         dedup=state.dedup.live(state.moment.elapsed),
         moved=[(start, *rest) for start, rest in sorted(state.moved.items())],
         fences=[fence.spec for fence in state.keys.fences],
         progress=[(offset, *progress) for offset, progress in sorted(state.live_progress().items())],
+        sessions=sessions,
+        request_ids=request_ids,
+        call_watermark=state.calls.watermark,
         **fields,
     )
     return _encoder.encode(image)
@@ -205,8 +214,8 @@ def load(body: bytes | memoryview) -> State:
     for offset in state.burials:
         if offset not in state.moving:
             state.buried_set.add(offset, offset + 1)
-    for request in image.requests:
-        state.requests.restore(*request)
+    former = [(name, RememberedCall(1, 0, deadline, [answer], FORMER)) for name, deadline, answer in image.requests]
+    state.calls.restore(image.sessions, [*former, *image.request_ids], image.call_watermark)
     for dedup_id in image.dedup:
         state.dedup.restore(*dedup_id)
     for items in (state.completed, state.scheduled, state.passed_over, state.buried_set, state.moving):

@@ -17,16 +17,19 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.rules import slots
+from penstock.rules.calls import NEVER, CallMemory, CallName, RememberedAnswer, RememberedCall
 from penstock.rules.options import Options, check_name, merged
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import CorruptLog, InvalidRequest, QueueExists, QueueNotFound
-from penstock.words.limits import MAX_PARTITIONS, check_range
+from penstock.words.limits import MAX_PARTITIONS, MIN_RESULT_MEMORY, check_range
 
 MAX_INCARNATION = (1 << 64) - 1
 VERSION = 1
 MAX_SOURCES, MAX_ONCE = 10_000, 1_000
 """For how many sources of published writes the last number is remembered: for sources with several writes, and for
 those with a single one, which need it only until the write is out of the inbox."""
+MAX_CALLS = 1_000
+"""For how many sessions the last call that changed the catalog is remembered, for MIN_RESULT_MEMORY."""
 SINGLE_WRITE = 1 << 61
 """The number of a published write whose source has no other."""
 
@@ -92,6 +95,8 @@ class CatalogState:
         """The same entries by incarnation."""
         self.deleted: set[int] = set()
         """Incarnations of deleted queues whose files may still exist."""
+        self.calls = CallMemory(MAX_CALLS)
+        """Calls that changed the catalog, by wall time; `base` of an answer is the queue's incarnation."""
 
     def put(self, entry: QueueEntry) -> None:
         self.names[entry.name] = self.entries[entry.incarnation] = entry
@@ -182,8 +187,16 @@ class ConsumerRightSet(msgspec.Struct, array_like=True, gc=False, tag=8):
     timeout: int = 0
 
 
+class CallRecorded(msgspec.Struct, array_like=True, gc=False, tag=9):
+    """The change in the same frame was made by this call."""
+
+    call: CallName
+    incarnation: int
+    at: int
+
+
 CatalogRecord: TypeAlias = (
-    Created | Updated | PartitionsChanged | Deleted | FilesRemoved | AdoptionBegun | AdoptionFinished | ConsumerRightSet
+    Created | Updated | PartitionsChanged | Deleted | FilesRemoved | AdoptionBegun | AdoptionFinished | ConsumerRightSet | CallRecorded
 )
 
 
@@ -449,7 +462,12 @@ def _consumer_right_set(state: CatalogState, record: ConsumerRightSet) -> None:
     state.change(record.incarnation, consumer_right_holder=record.holder, consumer_right_timeout=record.timeout)
 
 
+def _call_recorded(state: CatalogState, record: CallRecorded) -> None:
+    state.calls.put([record.call], [RememberedAnswer(record.incarnation)], record.at, MIN_RESULT_MEMORY)
+
+
 _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
+    CallRecorded: _call_recorded,
     AdoptionBegun: _adoption_begun,
     AdoptionFinished: _adoption_finished,
     ConsumerRightSet: _consumer_right_set,
@@ -489,6 +507,8 @@ class _CatalogImage(msgspec.Struct, array_like=True):
     version: int
     entries: list[_EntryImage]
     deleted: list[int]
+    calls: list[tuple[bytes, RememberedCall]] = []
+    call_watermark: int = NEVER
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -498,7 +518,8 @@ _decoder = msgspec.msgpack.Decoder(_CatalogImage)
 def dump(state: CatalogState) -> bytes:
     """The state as bytes. They are canonical: the same queues give the same bytes."""
     entries = [_image(entry) for _, entry in sorted(state.entries.items())]
-    return _encoder.encode(_CatalogImage(VERSION, entries, sorted(state.deleted)))
+    calls, _ = state.calls.live(NEVER)
+    return _encoder.encode(_CatalogImage(VERSION, entries, sorted(state.deleted), calls, state.calls.watermark))
 
 
 def load(body: bytes | memoryview) -> CatalogState:
@@ -513,6 +534,7 @@ def load(body: bytes | memoryview) -> CatalogState:
     for entry in image.entries:
         state.put(_entry(entry))
     state.deleted = set(image.deleted)
+    state.calls.restore(image.calls, (), image.call_watermark)
     return state
 
 

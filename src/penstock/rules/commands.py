@@ -1,7 +1,7 @@
 """The commands that a partition takes, and its answers.
 
 Owns: command and answer types. Each command is checked before it is decided: an invalid one changes nothing.
-Durations and times are microseconds. `request` is the 16-byte digest of a caller's request id.
+Durations and times are microseconds. `calls` names the call (calls.py): by its session, by its request id, or both.
 """
 
 from collections.abc import Sequence
@@ -9,11 +9,14 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.rules.calls import CallName, RememberedAnswer, check_calls
 from penstock.rules.fences import MovedSlots
 from penstock.rules.lanes import Rank
 from penstock.rules.records import FenceSpec
 from penstock.words.batch import Batch
-from penstock.words.limits import Policy
+from penstock.words.limits import Policy, check_range
+
+MAX_CALL_NUMBER = (1 << 62) - 1
 
 
 class Call(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -30,12 +33,20 @@ class Call(msgspec.Struct, array_like=True, frozen=True, gc=False):
     age: int = 0
     """Of a repetition: microseconds since the call was first sent."""
 
+    def name(self) -> CallName:
+        """The name under which logs remember it. InvalidRequest when it is not valid."""
+        check_range("the number of a call", self.number, 0, MAX_CALL_NUMBER)
+        check_range("the age of a call", self.age, 0, MAX_CALL_NUMBER)
+        name = CallName(self.session, self.number)
+        check_calls((name,))
+        return name
+
 
 class Produce(msgspec.Struct, gc=False):
     """Store items. With a `source` (transfer, chunk of a published write), only if `sequence` is above its last one."""
 
     batch: Batch
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     source: bytes | None = None
     sequence: int = 0
     incarnation: int = 0
@@ -45,6 +56,8 @@ class Produce(msgspec.Struct, gc=False):
     """Whether the batch has been checked by `validate`."""
     dedup: bool = False
     """Whether dedup ids are checked although there is a `source`: true for chunks, whose items are new here."""
+    indexes: list[int] | None = None
+    """Which of the items of its call these are, as runs; None: all."""
 
 
 class AcquireLease(msgspec.Struct, gc=False):
@@ -54,11 +67,13 @@ class AcquireLease(msgspec.Struct, gc=False):
     consumer: str = ""
     timeout: int = 0
     per_key: int = 1
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     moved_slots: MovedSlots | None = None
     """Slots that belong to other partitions. The queue knows them, the partition does not."""
     worst_rank: Rank | None = None
     """Stop before items with a worse rank: other partitions have better ones."""
+    part: int = 0
+    """How many leases the partition granted to the call before. One that it granted already is given again."""
 
 
 class FollowUpBatch(msgspec.Struct, gc=False):
@@ -74,8 +89,9 @@ class CompleteLeased(msgspec.Struct, gc=False):
 
     lease: int
     offsets: Sequence[int] | None = None
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     follow_ups: Sequence[FollowUpBatch] = ()
+    part: int = 0
 
 
 class RetryLeased(msgspec.Struct, gc=False):
@@ -86,7 +102,8 @@ class RetryLeased(msgspec.Struct, gc=False):
     delay: int = 0
     reason: str = ""
     counted: bool = True
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
+    part: int = 0
 
 
 class BuryLeased(msgspec.Struct, gc=False):
@@ -95,9 +112,10 @@ class BuryLeased(msgspec.Struct, gc=False):
     lease: int
     offsets: Sequence[int] | None = None
     reason: str = ""
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     keep_later_items: bool = False
     """Leave the later items of their units leased, because they were handled too. Ignored if a burial parks its key."""
+    part: int = 0
 
 
 class CompleteUnleased(msgspec.Struct, gc=False):
@@ -114,10 +132,11 @@ class ExtendLease(msgspec.Struct, gc=False):
 
     lease: int
     timeout: int = 0
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     after_deadline: bool = False
     """Also extend a lease that is past its deadline, if it has not expired by a record yet. For consumers inside the
     owner's process, which may not have been given the time to ask earlier."""
+    part: int = 0
 
 
 class SetProgress(msgspec.Struct, gc=False):
@@ -227,6 +246,13 @@ class ReleaseParkedKey(msgspec.Struct, gc=False):
     key: int
 
 
+class RememberCall(msgspec.Struct, gc=False):
+    """Remember what was done for a call by other commands of the same turn."""
+
+    calls: Sequence[CallName]
+    answers: Sequence[RememberedAnswer]
+
+
 Command: TypeAlias = (
     Produce
     | AcquireLease
@@ -250,6 +276,7 @@ Command: TypeAlias = (
     | NarrowFence
     | LiftFence
     | ReleaseParkedKey
+    | RememberCall
 )
 
 

@@ -23,6 +23,7 @@ from penstock.words.ids import format_id
 
 RETURNED = "returned with an earlier item of its key"
 REBOOTED = "the machine was restarted: every lease has its full timeout again"
+REOPENED = "the partition was opened: no lease ends at once"
 DAMAGED = "damage took its bytes"
 PLACE_BYTES = len(pack_destination(0, 0))
 
@@ -154,8 +155,10 @@ def _leased(state: State, record: records.Leased, at: int) -> Iterable[EventRuns
 
 
 def _opened(state: State, record: records.Opened, at: int) -> Iterable[EventRuns]:
-    for lease in state.leases.live.values() if record.rebooted else ():
-        yield _leased_event(Kind.EXTENDED, state, lease, lease.runs(), at, REBOOTED)
+    extended_until = state.moment.elapsed + record.lease_grace if record.lease_grace else -1
+    for lease in state.leases.live.values():
+        if record.rebooted or lease.deadline == extended_until:
+            yield _leased_event(Kind.EXTENDED, state, lease, lease.runs(), at, REBOOTED if record.rebooted else REOPENED)
 
 
 def _extended(state: State, record: records.Extended, at: int) -> Iterable[EventRuns]:

@@ -13,16 +13,17 @@ from collections.abc import Iterable
 from itertools import groupby, islice
 from typing import NamedTuple
 
+from penstock.rules.calls import RememberedAnswer, check_calls
 from penstock.rules.commands import AcquireLease, Answer, AskAgain, LeaseAnswer, StraysFound
 from penstock.rules.fences import ENDLESS
 from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, aged_priority
 from penstock.rules.leases import EPOCH_SHIFT, LiveLease
-from penstock.rules.records import LaneTake, Leased, LineTake, Lost, PassedOver, Record, RequestAnswered, pack_keys, unpack_keys
+from penstock.rules.records import CallAnswered, LaneTake, Leased, LineTake, Lost, PassedOver, Record, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import count, from_offsets, offsets, pairs
 from penstock.rules.state import Block, BlockSource, State
-from penstock.words.batch import check_name, check_request
+from penstock.words.batch import check_name
 from penstock.words.clock import Moment
 from penstock.words.limits import MAX_BATCH_ITEMS, check_lease_timeout, check_range
 
@@ -41,21 +42,26 @@ def validate_lease(command: AcquireLease) -> AcquireLease:
     if command.timeout:
         check_lease_timeout(command.timeout)
     check_name("consumer", command.consumer)
-    check_request(command.request)
+    check_calls(command.calls)
     return command
 
 
 def decide_lease(state: State, command: AcquireLease, now: Moment, blocks: BlockSource) -> tuple[list[Record], Answer]:
     validate_lease(command)
-    if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
-        lease = state.leases.live.get(known.lease)
-        return [], NOTHING if lease is None else lease_answer(state, lease.number, lease.deadline, lease.runs())
+    if command.calls:
+        known = state.calls.answers(command.calls, now.elapsed) or ()
+        if len(known) > command.part:
+            lease = state.leases.live.get(known[command.part].lease)
+            return [], NOTHING if lease is None else lease_answer(state, lease.number, lease.deadline, lease.runs())
+        state.calls.check_room(command.calls, now.elapsed)
     if state.paused_lease:
         return [], NOTHING
     timeout = command.timeout or state.policy.lease_timeout
     number, deadline = state.next_lease, now.elapsed + timeout
-    if command.request is None and (take := _simple_take(state, command, now.elapsed)) is not None:
-        return [Leased(number, deadline, timeout, command.consumer, [take])], lease_answer(state, number, deadline, [take.start, take.stop])
+    take = _simple_take(state, command, now.elapsed)
+    if take is not None:
+        leased = Leased(number, deadline, timeout, command.consumer, [take])
+        return _with_answer(command, leased), lease_answer(state, number, deadline, [take.start, take.stop])
     plan = LeasePlan(state, command, now, blocks)
     plan.fill()
     if plan.lost is not None:
@@ -64,10 +70,15 @@ def decide_lease(state: State, command: AcquireLease, now: Moment, blocks: Block
         return [], StraysFound(plan.strays)
     if not plan.count:
         return ([PassedOver(plan.takes)] if plan.takes else []), (AskAgain() if plan.more else NOTHING)
-    records: list[Record] = [Leased(number, deadline, timeout, command.consumer, plan.takes, plan.line_takes)]
-    if command.request is not None:
-        records.append(RequestAnswered(command.request, lease=number))
-    return records, lease_answer(state, number, deadline, plan.runs)
+    leased = Leased(number, deadline, timeout, command.consumer, plan.takes, plan.line_takes)
+    return _with_answer(command, leased), lease_answer(state, number, deadline, plan.runs)
+
+
+def _with_answer(command: AcquireLease, leased: Leased) -> list[Record]:
+    """The record of a lease and, if the call has a name, that of the answer."""
+    if not command.calls:
+        return [leased]
+    return [leased, CallAnswered([*command.calls], [RememberedAnswer(lease=leased.lease, part=command.part)])]
 
 
 def _simple_take(state: State, command: AcquireLease, now: int) -> LaneTake | None:

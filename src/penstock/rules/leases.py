@@ -7,7 +7,7 @@ the numbers of leases that completed all their items, as runs; and for a while t
 """
 
 from collections import Counter
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import repeat
 
 from penstock.rules.heaps import in_order
@@ -172,6 +172,14 @@ class Leases:
         """Give every lease its full timeout from now on."""
         for lease in self.live.values():
             self.extend(lease, now + lease.timeout)
+
+    def extend_all(self, until: int) -> None:
+        """Give every lease that would end before `until` that deadline."""
+        for lease in self.live.values():
+            if lease.deadline < until:
+                lease.deadline = until
+        self._deadlines = [(lease.deadline, lease.number) for lease in self.live.values()]
+        heapify(self._deadlines)
 
     def end(self, lease: LiveLease, now: int, remember: int) -> None:
         """End a lease, and remember for `remember` what it completed."""

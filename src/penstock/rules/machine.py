@@ -37,6 +37,7 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.NarrowFence: resize.decide_narrow_fence,
     commands.LiftFence: resize.decide_lift_fence,
     commands.ReleaseParkedKey: admin.decide_release_parked_key,
+    commands.RememberCall: settle.decide_remember_call,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
@@ -49,7 +50,8 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.Extended: settle.apply_extended,
     records.ProgressSet: settle.apply_progress_set,
     records.Buried: settle.apply_buried,
-    records.RequestAnswered: settle.apply_answered,
+    records.RequestAnswered: settle.apply_request_answered,
+    records.CallAnswered: settle.apply_call_answered,
     records.LeaseExpired: timers.apply_lease_expired,
     records.Due: timers.apply_due,
     records.TtlChecked: timers.apply_ttl_checked,

@@ -1,21 +1,22 @@
 """Produce: store items, each once.
 
-Owns: `decide_produce`, `apply_produced`. Three things add nothing and get their first answer again: a request that was
+Owns: `decide_produce`, `apply_produced`. Three things add nothing and get their first answer again: a call that was
 stored before, a dedup id inside its window, and a transfer whose sequence is not new. An item that was buried here and
 parked its key gets its old position back when a transfer returns it: before all later items of its key.
 """
 
 from collections.abc import Container
 
+from penstock.rules.calls import RememberedAnswer, check_calls
 from penstock.rules.commands import Produce, Stored
 from penstock.rules.keys import KeyLine
 from penstock.rules.lanes import KEYED, SPARSE, Extent
-from penstock.rules.records import Produced, Record, RequestAnswered
+from penstock.rules.records import CallAnswered, Produced, Record
 from penstock.rules.routing import NO_KEY, with_key_ids
 from penstock.rules.runs import from_offsets, pairs
-from penstock.rules.state import BlockSource, RememberedAnswer, State
+from penstock.rules.state import BlockSource, State
 from penstock.words import origin
-from penstock.words.batch import Batch, check_request, validate
+from penstock.words.batch import Batch, validate
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
@@ -26,11 +27,14 @@ def decide_produce(state: State, command: Produce, now: Moment, blocks: BlockSou
     batch = with_key_ids(command.batch)
     if command.source is None and not command.checked:  # a transfer was checked at its source, and may be larger than a caller's batch
         validate(batch)
-    check_request(command.request)
+    check_calls(command.calls)
     if command.source is not None and (type(command.source) is not bytes or type(command.sequence) is not int):
         raise InvalidRequest("a transfer's source is not bytes or its sequence not a number; give both as the outbox says")
-    if command.request is not None and (known := state.requests.get(command.request, now.elapsed)) is not None:
-        return [], Stored(known.base, known.count, known.ids, repeated=True)
+    if command.calls:
+        for known in state.calls.answers(command.calls, now.elapsed) or ():
+            if known.indexes == command.indexes:
+                return [], Stored(known.base, known.count, known.ids, repeated=True)
+        state.calls.check_room(command.calls, now.elapsed)
     if command.source is not None:
         # The source of a transfer depends on it: neither pause nor limits stop it.
         last = state.received_sequences.get(command.source, 0)
@@ -43,11 +47,12 @@ def decide_produce(state: State, command: Produce, now: Moment, blocks: BlockSou
     if batch.dedups is not None and (command.source is None or command.dedup):  # the sequence of a transfer must be recorded in any case
         batch, ids = _without_duplicates(state, batch, now)
         if not len(batch):
-            return ([RequestAnswered(command.request, ids=ids)] if command.request is not None else []), Stored(base, 0, ids, repeated=True)
-    answer = Stored(base, len(batch), ids)
-    remembered = ids if command.request is not None else None
+            answer = RememberedAnswer(ids=ids, indexes=command.indexes)
+            return ([CallAnswered([*command.calls], [answer])] if command.calls else []), Stored(base, 0, ids, repeated=True)
+    remembered = ids if command.calls else None
     replaced = _find_replaced(state, command, batch, base) if command.source is not None else None
-    return [Produced(base, batch, command.request, remembered, command.source, command.sequence, replaced)], answer
+    record = Produced(base, batch, command.calls, remembered, command.source, command.sequence, replaced, command.indexes)
+    return [record], Stored(base, len(batch), ids)
 
 
 def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch, list[int] | None]:
@@ -105,8 +110,9 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     if batch.dedups is not None:
         state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
-    if record.request is not None:
-        state.requests.put(record.request, RememberedAnswer(base, len(batch), record.ids), now.elapsed, state.policy.result_memory)
+    if record.calls:
+        answer = RememberedAnswer(base, len(batch), record.ids, indexes=record.indexes)
+        state.calls.put(record.calls, [answer], now.elapsed, state.policy.result_memory)
     if record.source is not None:
         _record_transfer(state, record.source, record.sequence, base)
 

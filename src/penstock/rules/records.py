@@ -8,11 +8,12 @@ Key columns are packed little-endian u64, one per offset.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
 
+from penstock.rules.calls import CallName, RememberedAnswer
 from penstock.rules.lanes import KEYED
 from penstock.rules.routing import NO_KEY
 from penstock.words.batch import Batch
@@ -27,6 +28,8 @@ class Opened(msgspec.Struct, array_like=True, gc=False, tag=1):
     clock_shift: int
     """Added to the machine's elapsed time to get the partition's elapsed time, which never runs backwards."""
     rebooted: bool = False
+    lease_grace: int = 0
+    """No live lease ends for so long: while nobody owned the partition, its holder could not settle or extend it."""
 
 
 class Configured(msgspec.Struct, array_like=True, gc=False, tag=2):
@@ -40,13 +43,15 @@ class Produced(msgspec.Struct, gc=False):
 
     base: int
     batch: Batch
-    request: bytes | None = None
+    calls: Sequence[CallName] = ()
     ids: list[int] | None = None
-    """The offsets that the request was answered with, if some of its items were duplicates (dedup)."""
+    """The offsets that the call was answered with, if some of its items were duplicates (dedup)."""
     source: bytes | None = None
     sequence: int = 0
     replaced: list[int] | None = None
     """Flat pairs `[new offset, old offset, …]`: new items at the positions of buried ones that parked their key."""
+    indexes: list[int] | None = None
+    """Which of the items of its call these are, as runs; None: all."""
 
 
 class LaneTake(msgspec.Struct, array_like=True, gc=False):
@@ -137,7 +142,7 @@ class Buried(msgspec.Struct, array_like=True, gc=False, tag=9):
 
 
 class RequestAnswered(msgspec.Struct, array_like=True, gc=False, tag=17):
-    """The answer to a request, also for its repetition. It follows the records of what the request did."""
+    """The answer to a request, for its repetition. Not written any more: CallAnswered replaced it."""
 
     request: bytes
     count: int = 0
@@ -318,6 +323,13 @@ class ParkedKeyReleased(msgspec.Struct, array_like=True, gc=False, tag=27):
     key: int
 
 
+class CallAnswered(msgspec.Struct, array_like=True, gc=False, tag=30):
+    """What was done for a call, for its repetition. It follows the records of what was done."""
+
+    calls: list[CallName]
+    answers: list[RememberedAnswer]
+
+
 StateRecord: TypeAlias = (
     Opened
     | Configured
@@ -348,6 +360,7 @@ StateRecord: TypeAlias = (
     | ParkedKeyReleased
     | ProgressSet
     | CompletedUnleased
+    | CallAnswered
 )
 Record: TypeAlias = Produced | StateRecord
 

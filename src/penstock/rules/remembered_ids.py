@@ -1,80 +1,14 @@
-"""Ids that a partition remembers for a time: request ids with their answers, and dedup ids.
+"""Dedup ids that a partition remembers for a time.
 
-Owns: `AnswerWindow` (request ids and answers) and `DedupIds`.
-- The entries of an AnswerWindow are kept in generations of a sixteenth of the window, by their deadline. Whole
-  generations are deleted, so that deleting costs nothing per entry. An entry is found until its deadline.
-- A dedup id is a 16-byte digest. Its first two bytes choose a bucket, in which it takes 30 bytes: the rest of the
-  digest, the offset of the first item produced with it (the item's number, words/ids.py, if that is in another
-  partition), the deadline. The entries of a bucket are in the order in which they were added. Expired ones are deleted
-  from its front whenever the bucket is used, and from all buckets when there are too many (`limit`). A million ids take
-  about 35 MB; a lookup searches a few hundred bytes.
+Owns: `DedupIds`. A dedup id is a 16-byte digest. Its first two bytes choose a bucket, in which it takes 30 bytes: the
+rest of the digest, the offset of the first item produced with it (the item's number, words/ids.py, if that is in
+another partition), the deadline. The entries of a bucket are in the order in which they were added. Expired ones are
+deleted from its front whenever the bucket is used, and from all buckets when there are too many (`limit`). A million
+ids take about 35 MB; a lookup searches a few hundred bytes.
 """
 
 import struct
-from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
-
-Value = TypeVar("Value")
-
-
-class AnswerWindow(Generic[Value]):
-    """Values by 16-byte id, each until its deadline."""
-
-    __slots__ = ("_generations", "total")
-
-    def __init__(self) -> None:
-        self._generations: deque[tuple[int, dict[bytes, tuple[int, Value]]]] = deque()
-        self.total = 0
-
-    def __len__(self) -> int:
-        return self.total
-
-    def get(self, name: bytes, now: int) -> Value | None:
-        """The value of an id, or None if it is unknown or past its deadline."""
-        for _, entries in self._generations:
-            found = entries.get(name)
-            if found is not None and found[0] > now:
-                return found[1]
-        return None
-
-    def put(self, name: bytes, value: Value, now: int, span: int) -> None:
-        """Remember `value` until now + span; also deletes expired generations."""
-        self.forget(now)
-        deadline = now + span
-        step = max(1, span // 16)
-        last = deadline - deadline % step + step  # by then every entry of the generation has expired
-        entries = next((known for until, known in self._generations if until == last), None)
-        if entries is None:
-            entries = {}
-            self._generations.append((last, entries))
-        self.total += name not in entries
-        entries[name] = (deadline, value)
-
-    def forget(self, now: int) -> None:
-        """Delete the generations that have expired."""
-        if any(until <= now for until, _ in self._generations):
-            self._generations = deque(pair for pair in self._generations if pair[0] > now)
-            self.total = sum(len(entries) for _, entries in self._generations)
-
-    def live(self, now: int) -> list[tuple[bytes, int, Value]]:
-        """(id, deadline, value) of all entries that have not expired, by deadline and id."""
-        latest: dict[bytes, tuple[int, Value]] = {}
-        for _, entries in self._generations:
-            for name, (deadline, value) in entries.items():
-                if deadline > now and (name not in latest or deadline > latest[name][0]):
-                    latest[name] = (deadline, value)
-        return [(name, deadline, value) for name, (deadline, value) in sorted(latest.items(), key=lambda pair: (pair[1][0], pair[0]))]
-
-    def restore(self, name: bytes, deadline: int, value: Value) -> None:
-        """Add an entry of `live`; call it in the order of `live`."""
-        if not self._generations:
-            self._generations.append((deadline, {}))
-        until, entries = self._generations[0]
-        self._generations[0] = (max(until, deadline), entries)
-        self.total += name not in entries
-        entries[name] = (deadline, value)
-
 
 _REST = struct.Struct("<14sQq")
 _VALUES = struct.Struct("<Qq")

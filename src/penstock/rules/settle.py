@@ -15,6 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
 
+from penstock.rules.calls import FORMER, CallName, RememberedAnswer, check_calls
 from penstock.rules.commands import (
     AskAgain,
     BuryLeased,
@@ -22,6 +23,7 @@ from penstock.rules.commands import (
     CompleteUnleased,
     ExtendLease,
     ItemCount,
+    RememberCall,
     RetryLeased,
     SetProgress,
     Settled,
@@ -32,6 +34,7 @@ from penstock.rules.leases import LiveLease
 from penstock.rules.outbox import follow_up_records
 from penstock.rules.records import (
     Buried,
+    CallAnswered,
     Completed,
     CompletedUnleased,
     Extended,
@@ -58,8 +61,8 @@ from penstock.rules.removal import (
 )
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
-from penstock.rules.state import BlockSource, Failure, RememberedAnswer, State
-from penstock.words.batch import check_name, check_request
+from penstock.rules.state import BlockSource, Failure, State
+from penstock.words.batch import check_name
 from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
 from penstock.words.limits import MAX_DELAY, MAX_REASON_BYTES, check_lease_timeout, check_range
@@ -78,7 +81,7 @@ def validate_retry(command: RetryLeased) -> str:
 
 
 def validate_extend(command: ExtendLease) -> ExtendLease:
-    check_request(command.request)
+    check_calls(command.calls)
     if command.timeout:
         check_lease_timeout(command.timeout)
     return command
@@ -185,6 +188,11 @@ def decide_set_progress(state: State, command: SetProgress, now: Moment, blocks:
     return [ProgressSet(command.lease, command.offset, text)], Settled(1)
 
 
+def decide_remember_call(state: State, command: RememberCall, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
+    check_calls(command.calls)
+    return [CallAnswered([*command.calls], [*command.answers])], ItemCount(0)
+
+
 def decide_complete_unleased(
     state: State, command: CompleteUnleased, now: Moment, blocks: BlockSource
 ) -> tuple[list[Record], ItemCount | AskAgain]:
@@ -201,9 +209,10 @@ def decide_complete_unleased(
 
 
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
-    """Add the record of the answer if the request has an id, so that it may be repeated, and changed something."""
-    if command.request is not None and records:
-        records.append(RequestAnswered(command.request, answer.done, command.lease, answer.refused, answer.early))
+    """Add the record of the answer if the call has a name, so that it may be repeated, and changed something."""
+    if command.calls and records:
+        remembered = RememberedAnswer(0, answer.done, None, command.lease, answer.refused, answer.early, None, command.part)
+        records.append(CallAnswered([*command.calls], [remembered]))
     return records, answer
 
 
@@ -212,15 +221,15 @@ def _validate(command: CompleteLeased | RetryLeased | BuryLeased) -> None:
         raise InvalidRequest(f"the lease is {type(command.lease).__name__}; give the number that the lease answered")
     if command.offsets is not None and set(map(type, command.offsets)) - {int}:
         raise InvalidRequest("an offset is not a whole number; give those that the lease answered")
-    check_request(command.request)
+    check_calls(command.calls)
 
 
 def _remembered_answer(state: State, command: Settle, now: Moment) -> Settled | None:
-    """What the same request was answered before; None if it is new or forgotten."""
-    if command.request is None:
+    """What the same part of the same call was answered before; None if it is new or forgotten."""
+    if not command.calls:
         return None
-    known = state.requests.get(command.request, now.elapsed)
-    return None if known is None else Settled(known.count, known.refused, known.early)
+    known = state.calls.answers(command.calls, now.elapsed) or ()
+    return next((Settled(one.count, one.refused, one.early) for one in known if one.part == command.part), None)
 
 
 def _lost(number: int) -> LeaseLost | InvalidRequest:
@@ -429,9 +438,13 @@ def apply_progress_set(state: State, record: ProgressSet, now: Moment) -> None:
     state.progress[record.offset] = (record.lease, record.text)
 
 
-def apply_answered(state: State, record: RequestAnswered, now: Moment) -> None:
+def apply_request_answered(state: State, record: RequestAnswered, now: Moment) -> None:
     answer = RememberedAnswer(count=record.count, ids=record.ids, lease=record.lease, refused=record.refused, early=record.early)
-    state.requests.put(record.request, answer, now.elapsed, state.policy.result_memory)
+    state.calls.put([CallName(record.request, 1, FORMER)], [answer], now.elapsed, state.policy.result_memory)
+
+
+def apply_call_answered(state: State, record: CallAnswered, now: Moment) -> None:
+    state.calls.put(record.calls, record.answers, now.elapsed, state.policy.result_memory)
 
 
 def apply_buried(state: State, record: Buried, now: Moment) -> None:

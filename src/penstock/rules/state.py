@@ -15,11 +15,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.rules.calendar import Calendar
+from penstock.rules.calls import CallMemory
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLines
 from penstock.rules.lanes import Lanes, Rank
 from penstock.rules.leases import EPOCH_SHIFT, Leases
-from penstock.rules.remembered_ids import AnswerWindow, DedupIds
+from penstock.rules.remembered_ids import DedupIds
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
 from penstock.words.clock import Moment
@@ -106,17 +107,6 @@ class OutboxEntry(msgspec.Struct, array_like=True):
     body: bytes = b""
 
 
-class RememberedAnswer(msgspec.Struct, array_like=True):
-    """The answer to a request, for its repetition."""
-
-    base: int = 0
-    count: int = 0
-    ids: list[int] | None = None
-    lease: int = 0
-    refused: list[int] = []
-    early: list[int] = []
-
-
 class Counts(NamedTuple):
     """How many items are in each state."""
 
@@ -167,7 +157,7 @@ class State:
         self.failures: dict[int, Failure] = {}
         self.burials: dict[int, Burial] = {}
         self.buried_set = RunSet()
-        self.requests: AnswerWindow[RememberedAnswer] = AnswerWindow()
+        self.calls = CallMemory()
         self.dedup = DedupIds()
         self.received_sequences: dict[bytes, int] = {}
         """source → the last sequence received from it."""

@@ -6,13 +6,14 @@ It can be rebuilt: if the log has changed since, the partition is opened instead
 
 import msgspec
 
+from penstock.rules.calls import NEVER
 from penstock.rules.lanes import Rank
 from penstock.rules.outbox import moved_runs
 from penstock.rules.runs import count, pairs
 from penstock.rules.state import Counts, State
 from penstock.words.clock import Moment
 
-VERSION = 1
+VERSION = 2
 
 
 class Summary(msgspec.Struct, array_like=True):
@@ -40,6 +41,8 @@ class Summary(msgspec.Struct, array_like=True):
     boot_id: str = ""
     clock_shift: int = 0
     moment: Moment = Moment(0, 0)
+    calls_until: int = NEVER
+    """The elapsed time from which on it remembers no call."""
 
     @property
     def ready(self) -> int:
@@ -83,6 +86,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         boot_id=state.boot_id,
         clock_shift=state.clock_shift,
         moment=state.moment,
+        calls_until=state.calls.latest_deadline(),
     )
 
 

@@ -14,6 +14,8 @@ import socket
 import tempfile
 from collections.abc import Iterator
 
+from penstock.words import forks
+
 SOCKET = "socket"
 MAX_PATH_BYTES = 100
 """Less than every system allows (macOS 104, Linux 108)."""
@@ -47,7 +49,7 @@ def unlink(directory: str, path: str = "") -> None:
 def _bind(path: str) -> socket.socket:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = forks.open_tracked(_new_socket)
     try:
         with contextlib.suppress(OSError):
             os.fchmod(listener.fileno(), 0o600)  # the mode of the file that `bind` creates
@@ -62,7 +64,7 @@ def _bind(path: str) -> socket.socket:
 
 
 def _connect(path: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = forks.open_tracked(_new_socket)
     try:
         connection.setblocking(False)  # a full backlog is an error at once: the caller tries again
         connection.connect(path)
@@ -70,6 +72,10 @@ def _connect(path: str) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 @contextlib.contextmanager
@@ -88,10 +94,13 @@ def _short_path(directory: str) -> Iterator[str]:
 
 def _runtime_path(directory: str) -> str:
     """A path in a directory that only this user can write to."""
-    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    folder = f"{base}/penstock-{os.getuid()}"
+    name = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        folder = f"{base}/penstock-{os.getuid()}"
+        if base and len(os.fsencode(f"{folder}/{name}")) <= MAX_PATH_BYTES:
+            break
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} belongs to another user or is open to others")
-    return f"{folder}/{hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:32]}"
+    return f"{folder}/{name}"

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -47,6 +47,7 @@ from penstock.words.threads import InterruptSafeThread
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
+NO_ANSWER = "the owner does not answer"
 _MAX_NUMBER = (1 << 32) - 1
 _decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
@@ -58,7 +59,7 @@ class ConnectionLost(Exception):
 class SentCall:
     """A call that was sent, until it has its answer."""
 
-    __slots__ = ("_wakeup", "answer", "done", "error", "kind", "lost", "number", "on_done")
+    __slots__ = ("_wakeup", "answer", "done", "error", "kind", "left", "lost", "number", "on_done")
 
     def __init__(self, kind: type[Operation[Any]], on_done: "Callable[[SentCall], None] | None" = None) -> None:
         self.kind = kind
@@ -66,6 +67,8 @@ class SentCall:
         self.done = False
         self.lost = False
         """Whether the connection ended before the answer."""
+        self.left = False
+        """Whether the thread that waited for it does not wait any more."""
         self.answer: Any = None
         self.error: PenstockError | None = None
         self.on_done = on_done
@@ -81,7 +84,7 @@ class SentCall:
 
     def wake(self) -> bool:
         """Wake the thread that waits for it; False when none does."""
-        if self._wakeup is None:
+        if self._wakeup is None or self.left:
             return False
         self._wakeup.put(None)
         return True
@@ -111,7 +114,8 @@ class WireConnection:
         self._sending = threading.Lock()
         self._reading = threading.Lock()
         """Held by the thread that reads."""
-        self._closing = False
+        self._reader = 0
+        """That thread."""
         self._callback_thread: InterruptSafeThread | None = None
         self._callbacks_wait: SimpleQueue[None] = SimpleQueue()
         self._readable, self._writable = select.poll(), select.poll()
@@ -157,10 +161,10 @@ class WireConnection:
                         raise
                     finally:
                         self._reading.release()
-                        self._close_if_unread()
                 else:
                     call.sleep(left / SECOND)
         finally:
+            call.left = True  # so that the task of reading is passed on to another thread, and not to this one
             self._pass_on()
 
     def cancel(self, call: SentCall) -> None:
@@ -185,23 +189,21 @@ class WireConnection:
                 call.wake()
 
     def close(self) -> None:
-        self.lose()
-        self._closing = True
-        self._close_if_unread()
+        """End the connection, and close its descriptor.
 
-    def _close_if_unread(self) -> None:
-        """Close the socket, unless a thread reads; that thread then closes it.
-
-        A thread may be about to poll the descriptor, and the next connection could get the same number.
+        Not while another thread reads: the number of a closed descriptor belongs to another file at once, and a thread
+        that is about to poll would wait for that file.
         """
-        if self._closing and self._reading.acquire(blocking=False):
-            with suppress(OSError), self._sending:
-                self._socket.close()
-            self._reading.release()
+        self.lose()
+        reads = self._reader == threading.get_ident()
+        with nullcontext() if reads else self._reading, self._sending, suppress(OSError):
+            self._socket.close()
 
     def abandon(self) -> None:
         """In a forked child: close the descriptor, and do not end the parent's connection."""
         self.lost = True
+        for call in self._calls.values():  # perhaps the fork is in a signal handler, in the middle of a call
+            call.lost = True
         with suppress(OSError):
             self._socket.close()
 
@@ -219,22 +221,30 @@ class WireConnection:
 
     def _read_until(self, ended: Callable[[], bool], deadline: int | None) -> None:
         """Read and pass on answers until `ended`, or the deadline; the caller holds `_reading`."""
-        while not self.lost and not ended():
-            left = None if deadline is None else max(0, deadline - self._clock.read().elapsed) / MILLISECOND
-            if left == 0:
-                return
-            try:
-                if not self._readable.poll(left):
+        self._reader = threading.get_ident()
+        try:
+            while not self.lost and not ended():
+                left = None if deadline is None else max(0, deadline - self._clock.read().elapsed) / MILLISECOND
+                if left == 0:
                     return
-                data = self._socket.recv(READ_BYTES)
-                if not data:
-                    raise ConnectionLost("the owner closed the connection")
-                for message in self._received.feed(data):
-                    self._take(message)
-            except (BlockingIOError, InterruptedError):
-                continue
-            except (OSError, ValueError, BrokenMessage, ConnectionLost):
-                self.lose()
+                self._read_some(left)
+        finally:
+            self._reader = 0
+
+    def _read_some(self, milliseconds: float | None) -> None:
+        """Wait for bytes, and pass on the answers in them."""
+        try:
+            if not self._readable.poll(milliseconds):
+                return
+            data = self._socket.recv(READ_BYTES)
+            if not data:
+                raise ConnectionLost("the owner closed the connection")
+            for message in self._received.feed(data):
+                self._take(message)
+        except (BlockingIOError, InterruptedError):
+            return
+        except (OSError, ValueError, BrokenMessage, ConnectionLost):
+            self.lose()
 
     def _take(self, message: Message) -> None:
         call = self._calls.pop(message.number, None)
@@ -271,7 +281,6 @@ class WireConnection:
                 self._callbacks_wait.get()
             with self._reading:
                 self._read_until(lambda: not self._callback_numbers, None)
-            self._close_if_unread()
             self._pass_on()
 
     # -- sending -------------------------------------------------------------------------------------
@@ -304,7 +313,7 @@ class WireConnection:
         while True:
             left = deadline - self._clock.read().elapsed
             if left <= 0 or not self._readable.poll(left / MILLISECOND):
-                raise ConnectionLost("the owner does not answer")
+                raise ConnectionLost(NO_ANSWER)
             try:
                 data = self._socket.recv(READ_BYTES)
                 found = self._received.feed(data)

@@ -16,11 +16,13 @@ import logging
 import os
 import selectors
 import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from threading import get_ident
 from typing import Any, Protocol
 
 import msgspec
@@ -47,6 +49,7 @@ from penstock.wire.messages import (
     encode_message,
     encode_refusal,
 )
+from penstock.words import forks
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import AccessDenied, InvalidRequest, PenstockError, QueueBusy, caused_by_bug
 from penstock.words.limits import MIB
@@ -122,6 +125,12 @@ class ServedConnection:
                 self.ended = True
                 raise
 
+    def close(self) -> None:
+        """Close the socket when no thread sends: its descriptor's number may be another connection's at once."""
+        with self._sending:
+            self.ended = True
+            self.socket.close()
+
     def send_more(self, now: int) -> None:
         """Send what is buffered, as far as possible. Raises OSError."""
         with self._sending:
@@ -157,6 +166,9 @@ class WireServer:
         self._attention: deque[ServedConnection] = deque()
         """Connections that another thread has found to be broken or slow."""
         self._submitted: list[tuple[Operation[Any], ServedCall]] = []
+        self._outgoing: list[tuple[ServedCall, bytes | bytearray]] = []
+        """Answers of turns that the server's thread ran, not sent yet."""
+        self._thread_ident = 0
         self._stopping = False
         self._accepts = True
         self._woken = False
@@ -169,14 +181,16 @@ class WireServer:
         self._selector.register(self._wake_receiver, selectors.EVENT_READ, self._drain_wakes)
         self._thread = InterruptSafeThread(self._run)
 
-    def clients(self) -> list[ClientDescription]:
-        """The clients that are connected now, oldest first."""
-        found = [
+    def clients(self, *, without_self: bool = False) -> list[ClientDescription]:
+        """The clients that are connected now, oldest first.
+
+        without_self: leave out this process, which has a connection to itself after it has taken over.
+        """
+        return [
             ClientDescription(one.hello.pid, one.hello.name, one.since_wall, len(one.calls))
             for one in sorted([*self._connections], key=lambda one: one.since)
-            if one.hello is not None
+            if one.hello is not None and not (without_self and _is_own(one.socket))
         ]
-        return found
 
     def stop(self) -> None:
         """End every connection: their clients repeat what was not answered, at the next owner."""
@@ -185,17 +199,17 @@ class WireServer:
         self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: close the descriptors. They are shared with the parent, so nothing is shut down."""
+        """In a forked child: close the descriptors. It has closed the listener and the connections (words/forks.py)."""
         self._stopping = True
         with suppress(Exception):
-            self._selector.close()
-        for one in (self._listener, self._wake_receiver, self._wake_sender, *(known.socket for known in [*self._connections])):
-            with suppress(OSError):
-                one.close()
+            self._selector.close()  # nothing is unregistered: that would be for the parent, too
+        for one in (self._wake_receiver, self._wake_sender):
+            one.close()
 
     # -- the thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._thread_ident = get_ident()
         try:
             while not self._stopping:
                 try:
@@ -245,7 +259,7 @@ class WireServer:
 
     def _accept(self) -> None:
         try:
-            accepted, _ = self._listener.accept()
+            accepted = forks.open_tracked(lambda: self._listener.accept()[0])
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 _log.warning("a client cannot connect: %s; it is tried again in a moment", error)
@@ -299,10 +313,9 @@ class WireServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        connection.ended = True
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
-        connection.socket.close()
+        connection.close()
         for session in [session for session, (_, call) in self._sessions.items() if call.connection is connection]:
             del self._sessions[session]
         self._submitted = [one for one in self._submitted if one[1].connection is not connection]
@@ -382,6 +395,10 @@ class WireServer:
         cancels = self._broker.submit_all([(operation, partial(self._answer, call)) for operation, call in submitted])
         for (_, call), cancel in zip(submitted, cancels, strict=True):
             call.cancel = cancel
+        outgoing, self._outgoing = self._outgoing, []
+        for call, message in outgoing:
+            self._deliver(call, message)
+        for _, call in submitted:
             if call.connection.ended:  # while it was submitted
                 _cancel(call)
 
@@ -400,9 +417,15 @@ class WireServer:
         except Exception as error:  # a bug of Penstock: the client still gets an answer
             _log.exception("the answer to %s cannot be encoded", call.kind.__name__)
             message = encode_refusal(call.number, caused_by_bug(error))
+        if get_ident() == self._thread_ident:  # inside a turn: send it when the turn is over
+            self._outgoing.append((call, message))
+        else:
+            self._deliver(call, message)
+
+    def _deliver(self, call: ServedCall, message: bytes | bytearray) -> None:
         call.delivered = True
-        self._send(connection, message)
-        if connection.ended:
+        self._send(call.connection, message)
+        if call.connection.ended:
             call.delivered = False
             _cancel(call)
 
@@ -410,6 +433,17 @@ class WireServer:
         if connection.send(message):
             self._attention.append(connection)
             self._wake()
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Whether this process is the other end of a connection. (A number that the client gives could be that of a process
+    in another container.)"""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return False
+    with suppress(OSError):
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return bool(pid == os.getpid())
+    return False
 
 
 def _cancel(call: ServedCall) -> None:

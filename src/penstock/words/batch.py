@@ -211,9 +211,3 @@ def check_name(what: str, text: str | None) -> None:
         raise InvalidRequest(f"a {what} is not valid Unicode; remove its lone surrogates") from None
     if size > MAX_NAME_BYTES:
         raise InvalidRequest(f"a {what} has {size} bytes; give at most {MAX_NAME_BYTES}")
-
-
-def check_request(request: bytes | None) -> None:
-    """InvalidRequest when a request id is neither None nor 16 bytes."""
-    if request is not None and (type(request) is not bytes or len(request) != 16):
-        raise InvalidRequest("the request id is not a 16-byte digest; make it with routing.digest")

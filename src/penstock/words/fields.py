@@ -119,7 +119,7 @@ class Field(msgspec.Struct, frozen=True):
 _GIVEN = Surface.GIVEN | Surface.ALL_OUTPUTS
 _NAME = Surface.GIVEN | Surface.CLI_INPUT | Surface.ALL_OUTPUTS
 _KEY = "then the key ids: n × u64, 0 where there is no key"
-_PARTS = "`[[count, request, ids, source, sequence, replaced], …]`"
+_PARTS = "`[[count, request, ids, source, sequence, replaced, calls, indexes], …]`"
 _ORIGIN = "each value a MessagePack array, the origin of a transferred item"
 
 FIELDS: Final = (

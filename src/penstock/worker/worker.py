@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
+
 from penstock.api._async.queue import AsyncQueue
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import Seconds
+from penstock.words import forks
 from penstock.words.errors import InvalidRequest
 from penstock.worker.buffer import SourceQueue
 from penstock.worker.handlers import Handler, HandlerFunction, Handlers
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.process_pool import pickle_handlers
 from penstock.worker.run import WorkerRun
-from penstock.worker.settings import Hooks, checked_settings, queue_rates, queue_weights
+from penstock.worker.settings import Hooks, checked_settings, default_worker_name, queue_rates, queue_weights
 from penstock.worker.stats import WorkerCounters, WorkerStats
 
 AnyQueue: TypeAlias = Queue | AsyncQueue
@@ -95,8 +98,10 @@ class Worker:
         self._weights = {source: weights[queue] for queue, source in sources.items()}
         self._rates = {sources[queue]: limit for queue, limit in rates.items()}
         self._counters = WorkerCounters()
+        self._has_default_name = name is None
         self._starting = threading.Lock()
         self._run: WorkerRun | None = None
+        self._fork = forks.count
 
     @property
     def handler(self) -> Handler | None:
@@ -151,12 +156,20 @@ class Worker:
             self._run = None
 
     def _begin(self, loop: asyncio.AbstractEventLoop | None) -> WorkerRun:
+        if self._fork != forks.count:
+            self._start_anew_after_fork()
         with self._starting:
             if self._run is not None:
                 raise InvalidRequest("the worker is running already; make another worker, or raise its concurrency")
             self._handlers.check()
             self._run = WorkerRun(self._weights, self._rates, self._handlers, self._settings, self._counters, loop)
             return self._run
+
+    def _start_anew_after_fork(self) -> None:
+        """In a forked child: a run that goes on in the parent is not a run of this process."""
+        self._fork, self._run, self._starting, self._counters = forks.count, None, threading.Lock(), WorkerCounters()
+        if self._has_default_name:
+            self._settings = msgspec.structs.replace(self._settings, name=default_worker_name())
 
     def stop(self, *, at_once: bool = False) -> None:
         """Make the worker drain, or stop at once. Safe in any thread. Does not wait; no effect if it does not run."""

@@ -20,7 +20,7 @@ from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, s
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.lock import LOCK_ATTEMPTS, DirectoryLock, LockHolder, read_holder, take_lock
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.root import LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
+from penstock.logs.files.root import FORMAT, LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
@@ -52,6 +52,7 @@ class FileStore:
         self.name = roots[0].path
         self.inbox = FileInbox(files, self.name)
         self.lock_attempts = LOCK_ATTEMPTS
+        self.exclusive = True
         self._locks: list[DirectoryLock] = []
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
@@ -71,6 +72,7 @@ class FileStore:
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
         lock_attempts: int = LOCK_ATTEMPTS,
+        exclusive: bool = True,
     ) -> "FileStore":
         """Open the storage roots, of which the first is the primary one; create those that do not exist."""
         parsed = parse_roots(roots)
@@ -78,7 +80,7 @@ class FileStore:
             raise InvalidRequest(f"durability is {durability!r}; use one of {', '.join(DURABILITIES)}")
         check_range("segment_bytes", segment_bytes, 1, 1 << 40)
         store = cls(files or SystemFiles(), parsed, durability, segment_bytes, compression, read_only)
-        store.lock_attempts = lock_attempts
+        store.lock_attempts, store.exclusive = lock_attempts, exclusive
         store._open(clock or SystemClock(), entropy)
         _opened.add(store)
         return store
@@ -164,7 +166,7 @@ class FileStore:
         return read_holder(self.files, self.name) if self.inbox.has_owner() else None
 
     def note_opened(self) -> None:
-        """The broker is open: this opening does not count as one that failed."""
+        """The opening of the broker has ended, and not by the end of its process."""
         for lock in self._locks:
             lock.note_opened()
 
@@ -235,9 +237,13 @@ class FileStore:
             self.files.make_directory(root.path)
             sync_parents(self.files, root.path)
         for root in self.roots:
-            self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts))
+            self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts, self.exclusive))
         for root in new:
             write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
+        for root in self.roots:
+            marker = None if root in new else read_marker(self.files, root.path)  # as it is under the lock
+            if marker is not None and marker.format < FORMAT:
+                write_marker(self.files, root.path, marker)
 
     def _check_space(self, root: Root) -> None:
         if self.files.free_bytes(nearest(self.files, root.path)) < MIN_FREE_BYTES:
@@ -290,14 +296,12 @@ class FileStore:
             self._locks.pop().release()
 
     def _abandon(self) -> None:
-        """Close the store in a forked child: the child's copy of the lock would outlive the parent."""
+        """Close the store in a forked child. Its copies of the locks are closed already (words/forks.py)."""
         self._closed = True
-        try:
-            for log in list(self._logs):
+        self._locks.clear()
+        for log in list(self._logs):
+            with suppress(BaseException):  # there is no caller to raise to, and the remaining logs must be closed
                 log.close_without_sync()
-        finally:
-            while self._locks:
-                self._locks.pop().abandon()
 
 
 _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
@@ -305,8 +309,7 @@ _opened: "weakref.WeakSet[FileStore]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for store in list(_opened):
-        with suppress(BaseException):  # there is no caller to raise to, and the remaining stores must be closed
-            store._abandon()
+        store._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from penstock.logs.log import Buffer
+from penstock.words import forks
 from penstock.words.errors import StorageFailed
 
 Mode: TypeAlias = Literal["read", "append", "update"]
@@ -67,12 +68,12 @@ class Files(Protocol):
     def lock(self, path: str) -> int | None:
         """Take the exclusive lock of a file (created if missing) and return its handle; None if it is locked.
 
-        Only the user who created the file can read it.
+        Only the user who created the file can read it. A forked child closes the handle when it starts.
         """
         ...
 
     def unlock(self, handle: int) -> None:
-        """Release a lock and close its file. `close` alone keeps it while a forked child has the file open."""
+        """Release a lock and close its file. A locked file is not closed by `close`."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
@@ -120,6 +121,9 @@ class SystemFiles:
         os.makedirs(path, exist_ok=True)
 
     def lock(self, path: str) -> int | None:
+        return forks.open_tracked_handle(lambda: self._lock(path))
+
+    def _lock(self, path: str) -> int | None:
         handle = os.open(path, _FLAGS["update"] | os.O_CLOEXEC, 0o600)
         try:
             if os.fstat(handle).st_mode & 0o077:  # created by an earlier version
@@ -136,6 +140,7 @@ class SystemFiles:
         try:
             fcntl.flock(handle, fcntl.LOCK_UN)
         finally:
+            forks.forget_handle(handle)
             os.close(handle)
 
     def free_bytes(self, path: str) -> int:

@@ -143,7 +143,7 @@ class FileInbox:
             return True  # unknown, so there may be an owner
         if handle is None:
             return True
-        self._files.close(handle)
+        self._files.unlock(handle)
         return False
 
     # -- for the owner -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ learns of openings that killed their process.
 
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from threading import Event
 
@@ -36,8 +37,10 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     host: str
     since: int
     """Wall time in microseconds."""
+    exclusive: bool = False
+    """Whether it shares the broker with no other process."""
     secret: str = ""
-    """What a client must know; "" when the holder serves no clients."""
+    """What a client must know; "" when clients cannot connect (yet)."""
     socket: str = ""
     """The path of its socket, if that is not in the root."""
     unfinished: list[int] = []
@@ -46,7 +49,7 @@ class LockHolder(msgspec.Struct, omit_defaults=True):
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         if self.pid == os.getpid() and self.host == _host():
-            return f"this very process since {since} (a broker that was not closed)"
+            return f"this very process since {since}"
         return f"process {self.pid} on {self.host} since {since}"
 
 
@@ -65,25 +68,28 @@ class DirectoryLock:
         self.holder.secret, self.holder.socket = secret, socket
         self._write()
 
+    def withdraw(self) -> None:
+        """Remove the note of this process that it opens the broker: it does not."""
+        del self.holder.unfinished[-1:]
+        with suppress(OSError):
+            self._write()
+
     def note_opened(self) -> None:
-        """Remove the note that the broker is being opened."""
+        """Remove the notes of openings: this one has ended, and its process lives."""
         self.holder.unfinished = []
-        self._write()
+        with suppress(OSError):  # the broker is open all the same
+            self._write()
 
     def release(self) -> None:
-        """Unlock, also for forked children that still have the file open."""
+        """Unlock. A forked child has closed its copy (words/forks.py), and must not call this."""
         self._files.unlock(self._handle)
-
-    def abandon(self) -> None:
-        """In a forked child: close the file. The lock stays the parent's."""
-        self._files.close(self._handle)
 
     def _write(self) -> None:
         text = json.dumps(msgspec.to_builtins(self.holder)).encode().ljust(TEXT_BYTES - 1) + b"\n"
         self._files.pwrite(self._handle, text, 0)
 
 
-def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS) -> DirectoryLock:
+def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMPTS, exclusive: bool = True) -> DirectoryLock:
     """Lock a root; BrokerLocked, with the holder's name, if another process has it."""
     path = f"{root}/{LOCK}"
     handle = None
@@ -98,13 +104,13 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             break
     if handle is None:
         holder = read_holder(files, root)
-        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}; one process at a time can own it, so close that one first")
+        raise BrokerLocked(f"{root} is in use by {holder or 'another process'}, and this needs it alone; close that one first")
     try:
         now, former = clock.read().wall, read_holder(files, root)
         unfinished = [when for when in (former.unfinished if former is not None else []) if now - UNFINISHED_WITHIN < when <= now]
-        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, unfinished=[*unfinished, now][-_NOTED:]))
+        return DirectoryLock(files, root, handle, LockHolder(os.getpid(), _host(), now, exclusive, unfinished=[*unfinished, now][-_NOTED:]))
     except BaseException:
-        files.close(handle)
+        files.unlock(handle)
         raise
 
 

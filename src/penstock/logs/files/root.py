@@ -52,7 +52,8 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
 
 
 MARKER, LOGS, INBOX, ANSWERS, SOCKET = "penstock.json", "logs", "inbox", "answers", "socket"
-FORMAT = 1
+FORMAT = 2
+"""2: logs remember calls. An owner raises the number of an older root before it writes anything else."""
 _OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET}
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
@@ -68,6 +69,8 @@ class Marker(NamedTuple):
     """The random id of the broker, the same in all its roots."""
     created: int
     """Wall time in microseconds."""
+    format: int = 0
+    """The format of the root; 0: that of this Penstock."""
 
 
 def nearest(files: Files, path: str) -> str:
@@ -100,16 +103,18 @@ def parse_marker(raw: bytes, root: str) -> Marker | None:
     """The marker in a file's bytes; None if they are damaged; CorruptLog if the root has a newer format."""
     try:
         found = json.loads(raw)
-        version, marker = int(found["format"]), Marker(str(found["broker"]), int(found["created"]))
+        marker = Marker(str(found["broker"]), int(found["created"]), int(found["format"]))
     except (ValueError, KeyError, TypeError):
         return None
-    if version > FORMAT:
-        raise CorruptLog(f"{root} has the newer format {version}, this Penstock knows {FORMAT}; upgrade Penstock, nothing was changed")
+    if marker.format > FORMAT:
+        known = f"this Penstock knows {FORMAT}"
+        raise CorruptLog(f"{root} has the newer format {marker.format}, {known}; upgrade Penstock, nothing was changed")
     return marker
 
 
 def write_marker(files: Files, root: str, marker: Marker) -> None:
-    data = json.dumps({"format": FORMAT, **marker._asdict()}, indent=1).encode() + b"\n"
+    """Write the marker, with the format of this Penstock."""
+    data = json.dumps({"format": FORMAT, "broker": marker.broker, "created": marker.created}, indent=1).encode() + b"\n"
     replace_file(files, root, MARKER, data)
 
 

@@ -261,7 +261,7 @@ def _locked(location: _Location) -> Iterator[None]:
     try:
         yield
     finally:
-        files.close(handle)
+        files.unlock(handle)
 
 
 def _remove_unfinished(location: _Location, known: ArchiveManifest) -> None:
