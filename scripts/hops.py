@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import penstock
@@ -54,7 +54,6 @@ STEPS = {
     ("logs/files/filelog", "append"),
     ("logs/files/filesystem", "sync"),
     ("logs/files/inbox", "publish"),
-    ("logs/files/inbox", "put_operation"),
     ("logs/files/inbox", "put_blob"),
     ("broker/queries", "stats"),
 }
@@ -138,12 +137,12 @@ def on_a_queue(folder: str) -> Iterator[tuple[str, Recorder]]:
 
 
 def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
-    """What Spark's driver and tasks do, without a JVM. The owner processes its inbox whenever the driver waits."""
+    """What Spark's driver and tasks do, without a JVM, in the process of the owner."""
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
+    from penstock.broker import directory_client
     from penstock.broker.embedded import EmbeddedBroker
-    from penstock.broker.inbox_client import InboxClient
     from penstock.operations import CreateQueue
     from penstock.spark import broker_access, consuming_reader, staging
     from penstock.spark.options import STREAM, parse_options
@@ -151,7 +150,8 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
 
     owner = EmbeddedBroker.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
-    consuming_reader.open_home = lambda target, **options: InboxClient.open([*target], meanwhile=owner.inbox.process, **options)  # type: ignore[attr-defined]
+    opened_here = SimpleNamespace(call=owner.call, submit=owner.submit, close=lambda: None)
+    vars(directory_client)["join_shared"] = lambda target: opened_here
     writes, order = staging.StagedWriteClient(broker_access.parse_broker(folder)), SortOrder.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})

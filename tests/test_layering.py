@@ -196,7 +196,6 @@ GLOSSARY_CLASSES = {
     "api._sync.lease": {"Lease"},
     "api._sync.queue": {"Queue"},
     "api.items": {"Item"},
-    "broker.inbox": {"RemoteOperation"},
     "broker.snapshot": {"Snapshot"},
     "logs.files.segment": {"Segment"},
     "logs.files.sidefiles": {"Checkpoint", "SyncedPosition"},

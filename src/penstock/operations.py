@@ -57,8 +57,6 @@ class Operation(msgspec.Struct, Generic[A], kw_only=True, tag=True, omit_default
     """A request to a home; A is the type of its answer."""
 
     scope: ClassVar[Scope] = "admin"
-    supersede_fields: ClassVar[tuple[str, ...]] = ()
-    """A newer operation with equal values of these fields replaces one that waits in the inbox; (): none does."""
     queue: int = 0
     """The incarnation of the queue; 0 for an operation on the broker."""
     call: Call | None = None
@@ -322,7 +320,6 @@ class MoveCursor(Operation[None]):
     """Save a reading position. `forward_only`: a cursor that is further already stays where it is."""
 
     scope: ClassVar[Scope] = "consume"
-    supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "name")
     name: str
     to: Offsets
     forward_only: bool = False
@@ -374,7 +371,6 @@ class EndStream(Operation[None]):
     """End the stream's consumer right: other consumers may lease again."""
 
     scope: ClassVar[Scope] = "consume"
-    supersede_fields: ClassVar[tuple[str, ...]] = ("queue", "stream", "run")
     stream: StreamName
     run: str
 
@@ -450,7 +446,7 @@ class Home(Protocol):
         """Do not wait: some thread calls `done` with the answer. Gives a function that cancels the operation if
         possible.
 
-        Without `done` the answer is not wanted; the operation is done when possible, perhaps later by another process.
+        Without `done` the answer is not wanted.
         """
         ...
 

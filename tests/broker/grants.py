@@ -1,6 +1,6 @@
 """A stream that consumes a queue of a broker under test from outside.
 
-Owns: short functions for the remote operations of a stream, and for its grants.
+Owns: short functions for the operations of a stream, and for its grants.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.rules.runs import offsets
 from penstock.words import ids
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest
-from tests.broker.other_process import ask_through_inbox, other_process
+from tests.broker.other_process import ask_owner, other_process
 
 STREAM = "c0ffee"
 
@@ -28,9 +28,7 @@ def take_grant(
     stream: str = STREAM,
 ) -> tuple[int, int]:
     """Take a grant: its number, and how many items are in it."""
-    found = ask_through_inbox(
-        broker, queue, take_grant_operation(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND))
-    )
+    found = ask_owner(broker, queue, take_grant_operation(stream, done=done, want=want, per_key=per_key, timeout=int(timeout * SECOND)))
     return found.grant, found.items
 
 
@@ -79,7 +77,7 @@ def fail(
     groups: Sequence[tuple[str, Mapping[int, Sequence[int]]]],
     delay: int = 0,
 ) -> tuple[int, int]:
-    found, missing = ask_through_inbox(broker, queue, FailGranted(action=action, groups=groups, delay=delay))
+    found, missing = ask_owner(broker, queue, FailGranted(action=action, groups=groups, delay=delay))
     return found, len(missing)
 
 

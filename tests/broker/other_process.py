@@ -1,7 +1,7 @@
 """Processes that do not own a broker, for tests of its inbox.
 
-Owns: `OtherProcess`, which publishes writes and puts remote operations into the inbox of a broker under test;
-`cut_at_each_call`, which interrupts work at every file call; and short functions for the owner's side.
+Owns: `OtherProcess`, which publishes writes in the inbox of a broker under test; `cut_at_each_call`, which interrupts
+work at every file call; and short functions for the owner's side.
 """
 
 import logging
@@ -9,16 +9,13 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
-from penstock import operations
-from penstock.broker.inbox import RemoteAnswer, RemoteOperation
 from penstock.logs.columns import encode
 from penstock.logs.files.filesystem import Files
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.store import StagedPart, WriteManifest, write_name
-from penstock.operations import A, Operation, answer_type
+from penstock.operations import A, Operation
 from penstock.rules.records import Produced
 from penstock.testing import Halt, SimulatedFiles
 from penstock.words.batch import Batch
@@ -27,16 +24,8 @@ from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batc
 
 ROOT = "/data"
 BEGAN = 1_700_000_000_000_000
-Raw = dict[str, Any]
-"""An operation, valid or not, as the dictionary that its bytes encode."""
 KEYS = [f"key-{number}" for number in range(12)]
 """The keys of the items that most tests here write: texts such as "key-3:1"."""
-
-
-def encoded_remote_operation(operation: Operation[Any] | Raw, answer: bool = True) -> bytes:
-    """The bytes that are put into the inbox."""
-    raw = msgspec.msgpack.encode(operation) if isinstance(operation, dict) else operations.encode(operation)
-    return msgspec.msgpack.encode(RemoteOperation(msgspec.Raw(raw), answer))
 
 
 class OtherProcess:
@@ -47,10 +36,6 @@ class OtherProcess:
         self.root = root
         self.inbox = FileInbox(files, root)
         self._writes = 0
-        self._asked = 0
-        self._kinds: dict[str, type[Operation[Any]]] = {}
-
-    # -- writes ----------------------------------------------------------------------------------------
 
     def stage(self, incarnation: int, parts: Sequence[Sequence[Batch]], write: str = "") -> tuple[str, list[StagedPart]]:
         """Stage parts, each of some frames; gives the name of the write, and its parts for the manifest."""
@@ -76,32 +61,6 @@ class OtherProcess:
         keys = [text.partition(":")[0] for text in texts] if keyed else None
         return self.publish(queue.incarnation, batch_of(*texts, keys=keys), **options)
 
-    # -- remote operations -----------------------------------------------------------------------------
-
-    def put_remote_operation(self, incarnation: int, operation: Operation[Any] | Raw) -> str:
-        """Put an operation on a queue into the inbox, with an answer wanted; gives its name. Sets its queue."""
-        self._asked += 1
-        name = f"operation-{self._asked}"
-        if isinstance(operation, dict):
-            operation = {"queue": incarnation, **operation}
-        else:
-            operation.queue = incarnation
-            self._kinds[name] = type(operation)
-        self.inbox.put_operation(incarnation, name, encoded_remote_operation(operation))
-        return name
-
-    def answer(self, incarnation: int, name: str) -> Any:
-        """Take the answer from the inbox; an error is raised."""
-        found = self.inbox.blob(incarnation, name)
-        assert found is not None, f"{name} is not answered"
-        self.inbox.remove_blob(incarnation, name)
-        reply = msgspec.msgpack.decode(found, type=RemoteAnswer)
-        if reply.refused is not None:
-            raise reply.refused.error()
-        return msgspec.msgpack.decode(reply.answer, type=answer_type(self._kinds[name]) if name in self._kinds else Any)
-
-    # -- files -----------------------------------------------------------------------------------------
-
     def inbox_files(self) -> list[str]:
         """The names of the files in the inbox."""
         path = f"{self.root}/inbox"
@@ -124,13 +83,14 @@ def process_inbox(broker: BrokerUnderTest) -> bool:
     return done
 
 
-def ask_through_inbox(broker: BrokerUnderTest, queue: QueueUnderTest, operation: Operation[A]) -> A:
-    """Do an operation through the inbox; gives its answer."""
-    one = other_process(broker)
-    name = one.put_remote_operation(queue.incarnation, operation)
-    process_inbox(broker)
-    found: A = one.answer(queue.incarnation, name)
-    return found
+def ask_owner(broker: BrokerUnderTest, queue: QueueUnderTest, operation: Operation[A]) -> A:
+    """Call an operation on a queue, as the owner does for another process. Sets its queue."""
+    operation.queue = queue.incarnation
+    broker.embedded.streams.expire_consumer_rights()  # as the owner's thread does
+    try:
+        return broker.embedded.call(operation)
+    finally:
+        broker.turn()
 
 
 def numbers_by_key(served: Sequence[str]) -> dict[str, list[int]]:

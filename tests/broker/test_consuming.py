@@ -14,7 +14,7 @@ from penstock.words import ids
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.grants import fail_items, grant, granted, ids_of_texts, produce_keyed, renew_operation, take_grant, take_grant_operation
-from tests.broker.other_process import ROOT, ask_through_inbox, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import ROOT, ask_owner, numbers_by_key, other_process
 from tests.broker.storages import SimulatedStorage
 
 # -- grants ----------------------------------------------------------------------------------------------
@@ -23,7 +23,7 @@ from tests.broker.storages import SimulatedStorage
 def test_grant_after_grant_until_nothing_is_left(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create(partitions=2)
     queue.produce(*[f"{n}" for n in range(25)], keys=[f"k{n}" for n in range(25)])
-    found = ask_through_inbox(file_broker, queue, take_grant_operation(want=10, timeout=MINUTE))
+    found = ask_owner(file_broker, queue, take_grant_operation(want=10, timeout=MINUTE))
     assert found == GrantAnswer(1, 10, 15)
     assert queue.counts() == {"ready": 15, "leased": 10}
     seen = [*granted(file_broker, queue, 1).values()]
@@ -134,11 +134,11 @@ def test_leases_are_renewed_with_the_right(file_broker: BrokerUnderTest) -> None
     take_grant(file_broker, queue, timeout=10)
     for _ in range(5):
         file_broker.advance_in_steps(9)
-        ask_through_inbox(file_broker, queue, renew_operation(timeout=10 * SECOND))
+        ask_owner(file_broker, queue, renew_operation(timeout=10 * SECOND))
     assert queue.counts() == {"leased": 1}
     file_broker.advance_in_steps(10)
     assert queue.counts() == {"ready": 1}
-    ask_through_inbox(file_broker, queue, renew_operation(timeout=10 * SECOND))
+    ask_owner(file_broker, queue, renew_operation(timeout=10 * SECOND))
     assert queue.counts() == {"ready": 1}, "what has ended is not renewed, and that is no matter"
 
 
@@ -187,10 +187,8 @@ def test_an_owner_down_for_long_between_leasing_and_saving_the_grant(file_broker
     for _ in range(3):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(StreamCoordinator, "_save", _cut_off)
-            other_process(file_broker).put_remote_operation(queue.incarnation, take_grant_operation(want=2, timeout=10 * SECOND))
             with pytest.raises(Halt):
-                process_inbox(file_broker)
-        other_process(file_broker).inbox.withdraw_operation(queue.incarnation, "operation-1")  # as a caller that has timed out
+                ask_owner(file_broker, queue, take_grant_operation(want=2, timeout=10 * SECOND))
         file_broker.kill()
         assert queue.counts() == {"ready": 1, "leased": 2}
         file_broker.advance_in_steps(60)

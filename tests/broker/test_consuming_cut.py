@@ -11,7 +11,7 @@ from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.crashes import disk_after
 from tests.broker.grants import fail_items, granted, ids_of_texts, produce_keyed, take_grant, take_grant_operation
-from tests.broker.other_process import OtherProcess, cut_at_each_call, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import ask_owner, cut_at_each_call, numbers_by_key, other_process
 from tests.broker.storages import SimulatedStorage
 
 # -- the width changes -------------------------------------------------------------------------------------
@@ -50,38 +50,32 @@ def disk_with_a_grant() -> tuple[SimulatedFiles, ManualClock]:
     return disk_after(work)
 
 
-def cut(step: int, away: int) -> Iterator[tuple[BrokerUnderTest, str]]:
+def cut(step: int, away: int) -> Iterator[BrokerUnderTest]:
     """A broker opened again, after so many seconds, for every file call at which another was cut off that was asked for
     the next grant.
     """
     files, clock = disk_with_a_grant()
-    asked: list[tuple[ManualClock, str]] = []
+    clocks: list[ManualClock] = []
 
     def ask_for_the_next(disk: SimulatedFiles) -> Callable[[], object]:
         broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))
         broker.turn()
         operation = take_grant_operation(done=1, want=9, per_key=2, timeout=MINUTE)
-        asked.append((broker.clock, OtherProcess(disk).put_remote_operation(broker.find().incarnation, operation)))
-        return partial(process_inbox, broker)
+        clocks.append(broker.clock)
+        return partial(ask_owner, broker, broker.find(), operation)
 
     for disk, _ in cut_at_each_call(files, ask_for_the_next, (True, False, True), step):
-        now, name = asked[-1]
-        now.advance(away * SECOND)
-        again = BrokerUnderTest(SimulatedStorage(disk), clock=now)
+        clocks[-1].advance(away * SECOND)
+        again = BrokerUnderTest(SimulatedStorage(disk), clock=clocks[-1])
         again.advance(2 if away else 0)  # no lease ends before that
-        yield again, name
+        yield again
         again.check()
         again.embedded.close()
 
 
-def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
-    """The stream goes on where it was: all is handled in order, and once, but for what failed and what came back with
-    it.
-    """
+def consumed_once(broker: BrokerUnderTest, away: int) -> None:
+    """The stream asks again: all is handled in order, and once, but for what failed and what came back with it."""
     queue, other = broker.find(), other_process(broker)
-    process_inbox(broker)
-    found = other.inbox.blob(queue.incarnation, name)
-    assert found is not None, "an operation in the inbox is done at the next opening"
     seen: list[str] = []
     number, items = take_grant(broker, queue, 1, want=9, per_key=2)
     assert number == 2 and items >= 8, "what was leased is granted"
@@ -96,7 +90,7 @@ def consumed_once(broker: BrokerUnderTest, name: str, away: int) -> None:
     assert back == [1, 5] or (back == [1] and away), "under a lease that ended what stood behind the failed one is done by right"
     assert order == {**whole, "k1": [*back, *whole["k1"]]}
     assert queue.counts() == {"completed": 24}
-    assert [file for file in other.answer_files() if "grant" in file] == [] and other.inbox_files() == []
+    assert other.answer_files() == []
 
 
 AWAY = {"at once": 0, "leases ended": 120, "requests are forgotten": 20 * 60}
@@ -104,12 +98,12 @@ AWAY = {"at once": 0, "leases ended": 120, "requests are forgotten": 20 * 60}
 
 @pytest.mark.parametrize("away", AWAY)
 def test_asked_for_a_grant_and_cut_off(away: str) -> None:
-    for broker, name in cut(2, AWAY[away]):
-        consumed_once(broker, name, AWAY[away])
+    for broker in cut(2, AWAY[away]):
+        consumed_once(broker, AWAY[away])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("away", AWAY)
 def test_asked_for_a_grant_and_cut_off_at_every_file_call(away: str) -> None:
-    for broker, name in cut(1, AWAY[away]):
-        consumed_once(broker, name, AWAY[away])
+    for broker in cut(1, AWAY[away]):
+        consumed_once(broker, AWAY[away])

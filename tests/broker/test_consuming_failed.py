@@ -22,7 +22,7 @@ from tests.broker.grants import (
     take_grant,
     take_grant_operation,
 )
-from tests.broker.other_process import OtherProcess, ask_through_inbox, numbers_by_key, other_process, process_inbox
+from tests.broker.other_process import ask_owner, numbers_by_key
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 # -- in a key's line ---------------------------------------------------------------------------------------
@@ -75,15 +75,14 @@ def test_an_owner_cut_off_between_burying_and_completing(file_broker: BrokerUnde
     take_grant(file_broker, queue)
     found = granted(file_broker, queue, 1)
     fail_items(file_broker, queue, ids_of_texts(found, "k:1"), "bury")
-    other_process(file_broker).put_remote_operation(queue.incarnation, take_grant_operation(done=1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FileInbox if cut_at == "remove_blob" else StreamCoordinator, cut_at, _cut_off)
         with pytest.raises(Halt):
-            process_inbox(file_broker)
+            ask_owner(file_broker, queue, take_grant_operation(done=1))
     file_broker.advance(away)  # the lease ends before the owner does: an opening would extend it
     file_broker.kill()
     file_broker.turn()
-    process_inbox(file_broker)
+    ask_owner(file_broker, queue, take_grant_operation(done=1))
     if cut_at == "_fail" and away:
         assert queue.counts() == {"completed": 4, "ready": 1}, "its lease has ended, so it comes again"
     else:
@@ -102,11 +101,11 @@ def test_failures_of_a_batch_are_forgotten_when_it_is_repeated(file_broker: Brok
     queue.produce(*"abc")
     take_grant(file_broker, queue, want=2)
     fail_items(file_broker, queue, ids_of_texts(granted(file_broker, queue, 1), "a"), "bury")
-    ask_through_inbox(file_broker, queue, renew_operation())
+    ask_owner(file_broker, queue, renew_operation())
     assert grant(file_broker, queue, 1).failed, "a sign of life says nothing of that"
-    ask_through_inbox(file_broker, queue, renew_operation(run="2", again=1))
+    ask_owner(file_broker, queue, renew_operation(run="2", again=1))
     assert grant(file_broker, queue, 1).failed, "that one is committed"
-    ask_through_inbox(file_broker, queue, renew_operation(run="2", again=0))
+    ask_owner(file_broker, queue, renew_operation(run="2", again=0))
     assert grant(file_broker, queue, 1).failed == []
     assert take_grant(file_broker, queue, 1) == (2, 1)
     assert queue.counts() == {"completed": 2, "leased": 1}
@@ -162,9 +161,6 @@ def test_a_failing_partition_stops_no_stream() -> None:
     with pytest.raises(OutcomeUnknown):
         produce_keyed(queue, *[f"k{n}:2" for n in range(30)])
     assert not queue.loop.engine.handles[1].is_usable and lost
-    other = OtherProcess(files)
-    name = other.put_remote_operation(queue.incarnation, take_grant_operation(want=1_000))
-    process_inbox(broker)
-    assert other.answer(queue.incarnation, name).items == 30 - lost
+    assert ask_owner(broker, queue, take_grant_operation(want=1_000)).items == 30 - lost
     files.failing_paths.clear()
     broker.embedded.close()

@@ -1,4 +1,5 @@
-"""Large writes do not delay other work, single-use sources do not displace streams, and stale files are removed."""
+"""Large writes delay no opening and no end of a right, single-use sources do not displace streams, and stale files are
+removed."""
 
 import threading
 from collections.abc import Callable
@@ -12,13 +13,12 @@ from penstock.broker.inbox import InboxProcessor
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.store import StagedPart, WriteManifest
 from penstock.loop.requests import ProduceRequest, Request
-from penstock.operations import MoveCursor
 from penstock.rules import catalog
 from penstock.testing import Halt
 from penstock.words.clock import DAY, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of, wait_until
-from tests.broker.grants import renew_operation, take_grant
-from tests.broker.other_process import OtherProcess, ask_through_inbox, other_process, process_inbox
+from tests.broker.grants import take_grant
+from tests.broker.other_process import OtherProcess, logged_warnings, other_process, process_inbox
 from tests.broker.storages import DirectoryStorage
 
 TIMEOUT = 10
@@ -45,21 +45,14 @@ def slow(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str, m
 
 
 @pytest.mark.parametrize("where", ["looked through", "adopted"])
-def test_a_stream_keeps_its_right_while_a_large_write_is(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_consumer_right_ends_while_a_large_write_is(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     queue, bulk, other = file_broker.create(), file_broker.create("bulk"), other_process(file_broker)
-    queue.produce("a", "b")
-    assert take_grant(file_broker, queue, timeout=TIMEOUT) == (1, 2)
+    take_grant(file_broker, queue, timeout=TIMEOUT)
     other.publish(bulk.incarnation, *[batch_of(f"{n}") for n in range(8)])
-    asked: list[str] = []
-    slow(
-        file_broker,
-        monkeypatch,
-        where,
-        lambda: asked.append(other.put_remote_operation(queue.incarnation, renew_operation(timeout=TIMEOUT * SECOND))),
-    )
+    holders: list[str] = []
+    slow(file_broker, monkeypatch, where, lambda: holders.append(file_broker.embedded.entry(queue.incarnation).consumer_right_holder))
     process_inbox(file_broker)
-    assert queue.stats().holder and queue.counts() == {"leased": 2}
-    assert sum(other.inbox.blob(queue.incarnation, name) is not None for name in asked) >= len(asked) - 1
+    assert holders[0] and not holders[-1]
     assert len(bulk.drain()) == 8
 
 
@@ -141,17 +134,27 @@ def test_the_owner_sweeps_the_inbox_every_day(file_broker: BrokerUnderTest) -> N
     queue.produce("a")
     take_grant(file_broker, queue, timeout=TIMEOUT)
     other.stage(queue.incarnation, [[batch_of("a")]], f"{file_broker.clock.read().wall:016x}-0123")
-    other.put_remote_operation(queue.incarnation, MoveCursor(name="c", to={}))
-    other.files.close(other.files.open(f"{other.root}/inbox/{queue.incarnation:016x}-cursor-x.errand.tmp", "append"))
+    other.files.close(other.files.open(f"{other.root}/inbox/{queue.incarnation:016x}-x.tmp", "append"))
     process_inbox(file_broker)
     kept: dict[int, tuple[int, int]] = {}
     for day in range(1, 35):
         file_broker.clock.advance(DAY)
         process_inbox(file_broker)
         kept[day] = len(other.inbox_files()), len(other.answer_files())
-    assert kept[1] == (2, 2), "a killed driver's write, half an operation; a grant, an answer that was not read"
+    assert kept[1] == (2, 1), "a killed driver's write, a temporary file; a grant"
     assert kept[3] == (1, 1)
     assert kept[9] == (0, 1), "the grant is kept: its stream may come back"
     assert kept[34] == (0, 0)
-    file_broker.turn()
-    ask_through_inbox(file_broker, queue, MoveCursor(name="c", to={}))
+
+
+def test_operations_that_an_earlier_version_left_in_the_inbox_are_removed(
+    file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue, other = file_broker.create(), other_process(file_broker)
+    names = [f"{queue.incarnation:016x}-MoveCursor-12ab.errand", f"{queue.incarnation:016x}-EndStream-34cd.done"]
+    other.publish_texts(queue, "a:1")
+    for name in names:
+        other.files.close(other.files.open(f"{other.root}/inbox/{name}", "append"))
+    file_broker.restart()
+    assert queue.drain() == ["a:1"] and other.inbox_files() == []
+    assert sum("an earlier version left this operation" in warning for warning in logged_warnings(caplog)) == 2

@@ -1,20 +1,20 @@
 """The consumer right: only its holder leases from the queue."""
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.broker.embedded import EmbeddedBroker
-from penstock.errors import QueueHeld, QueueNotFound
-from penstock.logs.files.filesystem import SystemFiles
-from penstock.operations import EndStream, FindQueue
+from penstock.errors import OutcomeUnknown, QueueHeld, QueueNotFound, StorageFailed
+from penstock.operations import EndStream, TakeGrant
 from penstock.reports import GrantAnswer
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, wait_until
 from tests.broker.grants import renew_operation, take_grant_operation
-from tests.broker.other_process import OtherProcess, ask_through_inbox, other_process, process_inbox
+from tests.broker.other_process import ask_owner, other_process, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 from tests.worker.harness import running_worker
 
@@ -25,7 +25,7 @@ US, THEM = "us", "them"
 def take(
     broker: BrokerUnderTest, queue: QueueUnderTest, stream: str = US, want: int = 0, timeout: float = TIMEOUT, done: int = 0
 ) -> GrantAnswer:
-    return ask_through_inbox(broker, queue, take_grant_operation(stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND)))
+    return ask_owner(broker, queue, take_grant_operation(stream, done=done, want=want, per_key=10, timeout=int(timeout * SECOND)))
 
 
 def refused(queue: QueueUnderTest, consumer: str = "other") -> bool:
@@ -79,9 +79,9 @@ def test_a_right_lasts_while_it_is_renewed(file_broker: BrokerUnderTest) -> None
     take(file_broker, queue)
     for _ in range(5):
         file_broker.advance_in_steps(TIMEOUT - 1)
-        assert ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * SECOND)) is None
+        assert ask_owner(file_broker, queue, renew_operation(US, TIMEOUT * SECOND)) is None
     assert refused(queue)
-    ask_through_inbox(file_broker, queue, renew_operation(US, TIMEOUT * 2 * SECOND))
+    ask_owner(file_broker, queue, renew_operation(US, TIMEOUT * 2 * SECOND))
     file_broker.advance_in_steps(TIMEOUT + 1)
     assert refused(queue), "the last word counts"
 
@@ -114,29 +114,29 @@ def test_a_stream_that_ends_gives_up_its_right(file_broker: BrokerUnderTest) -> 
     queue = file_broker.create()
     queue.produce("a")
     take(file_broker, queue)
-    ask_through_inbox(file_broker, queue, EndStream(stream=THEM, run=""))
+    ask_owner(file_broker, queue, EndStream(stream=THEM, run=""))
     assert refused(queue), "only by its holder"
-    ask_through_inbox(file_broker, queue, EndStream(stream=US, run=""))
+    ask_owner(file_broker, queue, EndStream(stream=US, run=""))
     assert not refused(queue)
     file_broker.kill()
     assert not refused(queue)
-    ask_through_inbox(file_broker, queue, EndStream(stream=US, run=""))
+    ask_owner(file_broker, queue, EndStream(stream=US, run=""))
 
 
 def test_a_run_that_ends_late_does_not_end_the_right_of_a_newer_run(file_broker: BrokerUnderTest) -> None:
     queue = file_broker.create()
     queue.produce("a")
     timeout = TIMEOUT * SECOND
-    ask_through_inbox(file_broker, queue, take_grant_operation(US, timeout=timeout, run="old"))
-    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "new"))
-    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "old"))
-    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="old"))
+    ask_owner(file_broker, queue, take_grant_operation(US, timeout=timeout, run="old"))
+    ask_owner(file_broker, queue, renew_operation(US, timeout, "new"))
+    ask_owner(file_broker, queue, renew_operation(US, timeout, "old"))
+    ask_owner(file_broker, queue, EndStream(stream=US, run="old"))
     assert refused(queue), "a stream is as old as its first word"
-    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="new"))
+    ask_owner(file_broker, queue, EndStream(stream=US, run="new"))
     assert not refused(queue)
-    ask_through_inbox(file_broker, queue, renew_operation(US, timeout, "newest"))
+    ask_owner(file_broker, queue, renew_operation(US, timeout, "newest"))
     file_broker.restart()
-    ask_through_inbox(file_broker, queue, EndStream(stream=US, run="newest"))
+    ask_owner(file_broker, queue, EndStream(stream=US, run="newest"))
     assert not refused(queue), "an owner that has heard of none believes it"
 
 
@@ -146,7 +146,7 @@ def test_a_second_stream_is_refused_while_the_first_has_the_right(file_broker: B
     assert take(file_broker, queue, US, want=1).items == 1
     for verb in (
         lambda: take(file_broker, queue, THEM, want=1),
-        lambda: ask_through_inbox(file_broker, queue, renew_operation(THEM, SECOND)),
+        lambda: ask_owner(file_broker, queue, renew_operation(THEM, SECOND)),
     ):
         with pytest.raises(QueueHeld):
             verb()
@@ -171,18 +171,16 @@ def test_a_right_ends_with_its_queue(file_broker: BrokerUnderTest) -> None:
 
 
 def test_a_right_that_could_not_be_recorded_is_not_given() -> None:
-    """The catalog's disk fails: the operation stays in the inbox, and is done later."""
+    """The catalog's disk fails: the caller learns it, and asks again."""
     files = PartlyFailingFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
-    queue, other = broker.create(), OtherProcess(files)
+    queue = broker.create()
     queue.produce("a")
-    name = other.put_remote_operation(queue.incarnation, take_grant_operation(US, want=1, timeout=MINUTE))
-    calls = files.calls
-    files.fail(calls + 4, 5)
-    process_inbox(broker)
-    broker.advance(1)
-    process_inbox(broker)
-    assert other.answer(queue.incarnation, name).items == 1 and refused(queue)
+    files.fail(files.calls + 1, 5)
+    with pytest.raises(StorageFailed):
+        take(broker, queue, want=1)
+    assert not refused(queue)
+    assert take(broker, queue, want=1).items == 1 and refused(queue)
     broker.embedded.close()
 
 
@@ -190,17 +188,15 @@ def test_a_right_that_could_not_be_recorded_is_not_given() -> None:
 def test_a_right_is_given_or_not_whichever_file_call_fails(call: int) -> None:
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
-    queue, other = broker.create(), OtherProcess(files)
+    queue = broker.create()
     queue.produce("a")
-    name = other.put_remote_operation(queue.incarnation, take_grant_operation(US, want=1, timeout=10 * MINUTE))
     files.fail(files.calls + call, 5)
-    process_inbox(broker)
+    with suppress(StorageFailed, OutcomeUnknown):
+        take(broker, queue, want=1, timeout=600)
     files.clear_faults()
     for _ in range(9):
         broker.advance_in_steps(10)
-        process_inbox(broker)
-    found = other.answer(queue.incarnation, name)
-    assert other.inbox_files() == []
+    found = take(broker, queue, want=1, timeout=600)
     if not found.grant:  # nothing could be leased at that moment
         found = take(broker, queue, want=1, timeout=600)
     assert found == GrantAnswer(1, 1, 0) and refused(queue)
@@ -212,12 +208,9 @@ def test_a_worker_waits_until_the_right_ends(tmp_path: Path) -> None:
     with penstock.open(tmp_path / "data") as broker:
         queue = broker.create_queue("q")
         queue.produce("a")
-        other, owner = OtherProcess(SystemFiles(), str(tmp_path / "data")), broker._home
-        assert isinstance(owner, EmbeddedBroker)
-        incarnation = owner.call(FindQueue(name="q")).incarnation
-        name = other.put_remote_operation(incarnation, take_grant_operation(US, timeout=MINUTE))
-        wait_until(lambda: other.inbox.blob(incarnation, name) is not None)
+        stream: dict[str, Any] = {"queue": queue.incarnation, "stream": US, "run": ""}
+        queue.home.call(TakeGrant(**stream, done=0, want=0, per_key=1, timeout=MINUTE))
         with running_worker(penstock.Worker(queue, lambda item: done.append(item.payload.decode()))):
-            other.put_remote_operation(incarnation, EndStream(stream=US, run=""))
+            queue.home.call(EndStream(**stream))
             wait_until(lambda: bool(done))
     assert done == ["a"]

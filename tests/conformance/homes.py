@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
 from penstock import operations
+from penstock.broker.directory_client import DirectoryClient
 from penstock.broker.embedded import EmbeddedBroker
-from penstock.broker.inbox_client import InboxClient
 from penstock.broker.shared import SharedBroker
 from penstock.logs.log import SEGMENT_BYTES, ReadableLog
 from penstock.logs.store import Staging
@@ -24,19 +24,23 @@ from penstock.words.errors import PenstockError
 OPTIONS: dict[str, Any] = {"durability": "fsync", "segment_bytes": SEGMENT_BYTES, "compression": True, "entropy": os.urandom}
 
 
+def open_shared_owner(stack: ExitStack, target: str) -> tuple[SharedBroker, EmbeddedBroker]:
+    """The broker of a directory that this process owns and shares."""
+    shared = SharedBroker(target, own=True, wait=SECOND, **OPTIONS)
+    stack.callback(shared.close)
+    owner = shared._owner
+    assert isinstance(owner, EmbeddedBroker)
+    return shared, owner
+
+
 class HomeUnderTest:
     """A new broker, and a home through which it is used."""
-
-    extends_leases: ClassVar[bool] = True
-    """Whether it extends leases automatically."""
-    lease_may_wait: ClassVar[bool] = True
-    """Whether a lease may wait for items."""
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
         self.owner = EmbeddedBroker.open(self.target(folder))
         self.stack.callback(self.owner.close)
-        self.home = self.open(folder)
+        self.home: Home = self.open(folder)
 
     def target(self, folder: Path) -> str:
         return str(folder / "data")
@@ -63,16 +67,14 @@ class EncodedHomeUnderTest(HomeUnderTest):
         return EncodingHome(self.owner)
 
 
-class InboxHomeUnderTest(HomeUnderTest):
-    """A directory that another process owns."""
+class FilesHomeUnderTest(HomeUnderTest):
+    """A directory that another process owns (here: another home of this process), with queries from its files."""
 
-    extends_leases = False
-    lease_may_wait = False
-
-    def open(self, folder: Path) -> Home:
-        client = InboxClient.open(self.target(folder))
-        self.stack.callback(client.close)
-        return client
+    def __init__(self, folder: Path) -> None:
+        self.stack = ExitStack()
+        _, self.owner = open_shared_owner(self.stack, self.target(folder))
+        self.home = DirectoryClient(self.target(folder), SECOND)
+        self.stack.callback(self.home.close)
 
 
 class ClientHomeUnderTest(HomeUnderTest):
@@ -80,11 +82,8 @@ class ClientHomeUnderTest(HomeUnderTest):
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
-        shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
-        self.stack.callback(shared.close)
-        assert shared._owner is not None
-        self.owner = shared._owner
-        client = SharedBroker(self.target(folder), own=False, wait=SECOND, min_free_bytes=0, **OPTIONS)
+        _, self.owner = open_shared_owner(self.stack, self.target(folder))
+        client = SharedBroker(self.target(folder), own=False, wait=SECOND)
         self.stack.callback(client.close)
         self.home = client
 
@@ -94,17 +93,14 @@ class OwnerHomeUnderTest(HomeUnderTest):
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
-        shared = SharedBroker(self.target(folder), own=True, wait=SECOND, min_free_bytes=0, **OPTIONS)
-        self.stack.callback(shared.close)
-        assert shared._owner is not None
-        self.owner, self.home = shared._owner, shared
+        self.home, self.owner = open_shared_owner(self.stack, self.target(folder))
 
 
 HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
     "memory": MemoryHomeUnderTest,
     "directory": DirectoryHomeUnderTest,
     "bytes": EncodedHomeUnderTest,
-    "inbox": InboxHomeUnderTest,
+    "files": FilesHomeUnderTest,
     "owner": OwnerHomeUnderTest,
     "client": ClientHomeUnderTest,
 }

@@ -406,28 +406,22 @@ def test_an_operation_submitted_without_callback_is_done(home_under_test: HomeUn
 
 
 def test_a_waiting_lease_is_answered_or_cancelled(home_under_test: HomeUnderTest) -> None:
-    if not home_under_test.lease_may_wait:
-        return
-    home, queue = home_under_test.home, create(home_under_test.home)
+    home, queue, owner = home_under_test.home, create(home_under_test.home), home_under_test.owner
     answers: SimpleQueue[Any] = SimpleQueue()
     cancel = home.submit(LeaseItems(queue=queue, wait=60 * SECOND, consumer="gone"), answers.put)
-    while not home.call(ReadStats(queue=queue)).waiting_consumers:
+    while not owner.call(ReadStats(queue=queue)).waiting_consumers:
         pass
     cancel()
     home.submit(LeaseItems(queue=queue, wait=60 * SECOND, consumer="stays"), answers.put)
     produce(home, queue, "a")
     found = answers.get(timeout=20) or answers.get(timeout=20)
-    assert texts(found[0]) == ["a"] and home.call(ReadStats(queue=queue)).consumers == {"stays": 1}
+    assert texts(found[0]) == ["a"] and owner.call(ReadStats(queue=queue)).consumers == {"stays": 1}
 
 
 def test_a_lease_is_extended_until_that_is_stopped(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     produce(home, queue, "a")
     handed = lease(home, queue)
-    if not home_under_test.extends_leases:
-        with pytest.raises(InvalidRequest, match="extend them here"):  # not retryable: it never works
-            home.auto_extend(queue, handed.partition, handed.granted.lease, handed.seconds)
-        return
     home.auto_extend(queue, handed.partition, handed.granted.lease, handed.seconds)
     home.stop_extending(queue, handed.partition, handed.granted.lease)
     assert settle(home, queue, "complete", handed) == Settled(1)

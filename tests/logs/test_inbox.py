@@ -61,7 +61,7 @@ def test_a_published_write_waits_for_the_owner(other_process: OtherProcess) -> N
     assert not other_process.inbox.is_pending(QUEUE, "s", 1)
     assert other_process.publish(QUEUE, batch_of("a", "b"), batch_of("c"), parts=2)
     entry = only(other_process.inbox)
-    assert (entry.incarnation, entry.is_operation) == (QUEUE, False)
+    assert entry.incarnation == QUEUE
     assert texts(other_process.inbox, entry) == ["a", "b", "c"]
     assert [part.items for part in other_process.inbox.manifest(entry).parts] == [2, 1]
     assert other_process.inbox.is_pending(QUEUE, "s", 1)
@@ -115,7 +115,7 @@ def test_an_invalid_file_name_is_refused(other_process: OtherProcess, name: str)
         with pytest.raises(InvalidRequest, match="file name"):
             other_process.inbox.begin_write(name)
         with pytest.raises(InvalidRequest, match="file name"):
-            other_process.inbox.put_operation(QUEUE, name, b"")
+            other_process.inbox.put_blob(QUEUE, name, b"")
     assert other_process.inbox_files() == []
 
 
@@ -168,14 +168,13 @@ def test_removing_a_published_write_is_all_or_nothing() -> None:
     assert met == {0, 1}
 
 
-def test_putting_an_operation_is_all_or_nothing() -> None:
+def test_putting_a_blob_is_all_or_nothing() -> None:
     files = SimulatedFiles()
-    FileInbox(files, ROOT).put_operation(QUEUE, "e", b"old word")
+    FileInbox(files, ROOT).put_blob(QUEUE, "e", b"old word")
     for disk, done in cut_at_each_call(
-        files, lambda disk: lambda: FileInbox(disk, ROOT).put_operation(QUEUE, "e", b"new word"), KILLS_AND_POWER_CUTS
+        files, lambda disk: lambda: FileInbox(disk, ROOT).put_blob(QUEUE, "e", b"new word"), KILLS_AND_POWER_CUTS
     ):
-        inbox = FileInbox(disk, ROOT)
-        body = inbox.operation(only(inbox))
+        body = FileInbox(disk, ROOT).blob(QUEUE, "e")
         assert body == b"new word" or (body == b"old word" and not done)
 
 
@@ -211,14 +210,13 @@ def test_a_sweep_removes_old_writes_and_blobs_of_deleted_queues(other_process: O
     young, _ = other_process.stage(QUEUE, [[batch_of("b")]], write_name(1000))
     unnamed, _ = other_process.stage(QUEUE, [[batch_of("c")]], "by-hand")
     other_process.publish(QUEUE, batch_of("d"))
-    other_process.inbox.put_operation(QUEUE, "e", b"")
     other_process.inbox.put_blob(QUEUE, "known", b"")
     other_process.inbox.put_blob(OTHER, "of a queue that is no more".replace(" ", "-"), b"")
     other_process.inbox.sweep(1000, {QUEUE})
     assert other_process.inbox_files() == sorted(
         [f"{young}.staged", f"{unnamed}.staged", *(each.label for each in other_process.inbox.waiting())]
     )
-    assert len(other_process.inbox.waiting()) == 2
+    assert len(other_process.inbox.waiting()) == 1
     assert other_process.answer_files() == [f"{QUEUE:016x}-known"]
     other_process.inbox.sweep(1000, {QUEUE})
 
@@ -228,33 +226,10 @@ def test_a_missing_inbox_is_empty(other_process: OtherProcess) -> None:
     assert other_process.inbox.blob_names(QUEUE, "") == []
     assert other_process.inbox.blob(QUEUE, "x") is None
     other_process.inbox.remove_blob(QUEUE, "x")
-    other_process.inbox.withdraw_operation(QUEUE, "x")
     other_process.inbox.sweep(1 << 62, ())
 
 
-# -- remote operations and answers -------------------------------------------------------------------------------
-
-
-def test_operations_come_before_writes_and_are_replaced(other_process: OtherProcess) -> None:
-    other_process.publish(QUEUE, batch_of("a"))
-    other_process.inbox.put_operation(QUEUE, "zz", b"1")
-    other_process.inbox.put_operation(QUEUE, "zz", b"2")
-    other_process.inbox.put_operation(OTHER, "aa", b"3")
-    assert [(each.is_operation, each.incarnation, each.name) for each in other_process.inbox.waiting()][:2] == [
-        (True, QUEUE, "zz"),
-        (True, OTHER, "aa"),
-    ]
-    assert other_process.inbox.operation(other_process.inbox.waiting()[0]) == b"2"
-    other_process.inbox.withdraw_operation(QUEUE, "zz")
-    assert [each.name for each in other_process.inbox.waiting() if each.is_operation] == ["aa"]
-
-
-def test_a_withdrawn_operation_is_none(other_process: OtherProcess) -> None:
-    other_process.inbox.put_operation(QUEUE, "e", b"1")
-    entry = only(other_process.inbox)
-    other_process.inbox.withdraw_operation(QUEUE, "e")
-    assert other_process.inbox.operation(entry) is None
-    other_process.inbox.remove(entry)
+# -- blobs and other files ---------------------------------------------------------------------------------
 
 
 class RacingFiles(SystemFiles):
@@ -275,28 +250,18 @@ class RacingFiles(SystemFiles):
         os.replace(source, target)
 
     def _race(self, path: str) -> None:
-        if self.racing and path.endswith((".errand", "-answer")):
+        if self.racing and path.endswith("-grant.s.1"):
             Path(path).unlink(missing_ok=True)
 
 
-def test_client_and_owner_may_remove_the_same_file_at_once(tmp_path: Path) -> None:
+def test_a_blob_may_be_removed_while_it_is_read_or_removed(tmp_path: Path) -> None:
     files = RacingFiles()
     inbox = FileInbox(files, str(tmp_path))
-
-    def entry() -> InboxEntry:
+    for use in (inbox.blob, inbox.remove_blob):
         files.racing = False
-        inbox.put_operation(QUEUE, "e", b"1")
-        inbox.put_blob(QUEUE, "answer", b"2")
+        inbox.put_blob(QUEUE, "grant.s.1", b"2")
         files.racing = True
-        return only(inbox)
-
-    entry()
-    inbox.withdraw_operation(QUEUE, "e")
-    inbox.remove(entry(), b"1")
-    assert inbox.operation(entry()) is None
-    assert inbox.blob(QUEUE, "answer") is None
-    entry()
-    inbox.remove_blob(QUEUE, "answer")
+        assert use(QUEUE, "grant.s.1") is None
 
 
 def test_blobs_are_read_by_name_and_removed(other_process: OtherProcess) -> None:
@@ -311,13 +276,22 @@ def test_blobs_are_read_by_name_and_removed(other_process: OtherProcess) -> None
     assert other_process.inbox.blob_names(QUEUE, "grant.") == ["grant.t.1"]
 
 
-@pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "-x.errand", "000000000000000a-x.errand.tmp", "LOCK"])
+@pytest.mark.parametrize("name", ["nonsense", "x-y.drop", "0a.drop", "000000000000000a-x.errand.tmp", "LOCK"])
 def test_other_files_in_the_inbox_are_ignored(other_process: OtherProcess, name: str) -> None:
     other_process.files.make_directory(f"{other_process.root}/inbox")
     other_process.files.close(other_process.files.open(f"{other_process.root}/inbox/{name}", "append"))
     assert other_process.inbox.waiting() == []
     other_process.inbox.sweep(1 << 62, ())
     assert other_process.inbox_files() == [name]
+
+
+@pytest.mark.parametrize("ending", ["errand", "done"])
+def test_an_operation_of_an_earlier_version_is_ignored_and_swept(other_process: OtherProcess, ending: str) -> None:
+    other_process.files.make_directory(f"{other_process.root}/inbox")
+    other_process.files.close(other_process.files.open(f"{other_process.root}/inbox/000000000000000a-x.{ending}", "append"))
+    assert other_process.inbox.waiting() == []
+    other_process.inbox.sweep(0, {QUEUE})
+    assert other_process.inbox_files() == []
 
 
 # -- wrong manifests ------------------------------------------------------------------------

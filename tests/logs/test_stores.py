@@ -14,7 +14,7 @@ from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.log import Log
 from penstock.logs.memory import MemoryStore
-from penstock.logs.store import LASTING_SWEEPS, Inbox, InboxEntry, ReadStore, StagedPart, Store, WriteManifest, write_name
+from penstock.logs.store import BLOB_SWEEPS, Inbox, InboxEntry, ReadStore, StagedPart, Store, WriteManifest, write_name
 from penstock.rules.records import Produced
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import Moment
@@ -223,7 +223,7 @@ def test_a_published_write_waits_for_the_owner(store: Store, inbox: Inbox) -> No
     assert not inbox.is_pending(QUEUE, "s", 1) and inbox.has_owner()
     assert publish(inbox, ["a", "b"], ["c"])
     (entry,) = store.inbox.waiting()
-    assert (entry.incarnation, entry.is_operation) == (QUEUE, False)
+    assert entry.incarnation == QUEUE
     assert texts(store.inbox, entry) == ["a", "b", "c"]
     manifest = store.inbox.manifest(entry)
     assert [(part.frames, part.items) for part in manifest.parts] == [(2, 2), (1, 1)]
@@ -303,7 +303,6 @@ def test_names_that_some_store_cannot_use_are_refused(inbox: Inbox, name: str) -
     for step in (
         inbox.begin_write,
         inbox.abandon,
-        lambda name: inbox.put_operation(QUEUE, name, b""),
         lambda name: inbox.put_blob(QUEUE, name, b""),
     ):
         with pytest.raises(InvalidRequest):
@@ -316,31 +315,7 @@ def test_a_write_with_a_wrong_manifest_is_not_published(store: Store, inbox: Inb
     assert store.inbox.waiting() == []
 
 
-# -- remote operations and blobs ---------------------------------------------------------------------
-
-
-def test_operations_come_before_writes_and_replace_each_other(store: Store, inbox: Inbox) -> None:
-    publish(inbox, ["a"])
-    inbox.put_operation(QUEUE, "e", b"old")
-    inbox.put_operation(QUEUE, "e", b"new")
-    operation, entry = store.inbox.waiting()
-    assert (operation.is_operation, operation.incarnation, operation.name, entry.is_operation) == (True, QUEUE, "e", False)
-    assert store.inbox.operation(operation) == b"new"
-    inbox.withdraw_operation(QUEUE, "e")
-    assert store.inbox.operation(operation) is None
-    store.inbox.remove(operation, b"new")
-    assert store.inbox.waiting() == [entry]
-
-
-def test_a_new_operation_of_the_same_name_keeps_waiting_when_the_old_one_is_removed(store: Store, inbox: Inbox) -> None:
-    inbox.put_operation(QUEUE, "e", b"first")
-    (operation,) = store.inbox.waiting()
-    inbox.put_operation(QUEUE, "e", b"second")
-    store.inbox.remove(operation, b"first")
-    (waits,) = store.inbox.waiting()
-    assert store.inbox.operation(waits) == b"second"
-    store.inbox.remove(waits, b"second")
-    assert store.inbox.waiting() == []
+# -- blobs -------------------------------------------------------------------------------------------
 
 
 def test_blobs_are_stored_by_name(store: Store, inbox: Inbox) -> None:
@@ -363,18 +338,14 @@ def test_a_sweep_removes_old_writes_and_blobs(store: Store, inbox: Inbox) -> Non
     for write in (write_name(999), write_name(1_000), "by-hand"):
         stage(inbox, write, ["a"])
     publish(inbox, ["a"], number=7)
-    inbox.put_operation(QUEUE, "e", b"")
-    store.inbox.put_blob(QUEUE, "answer", b"")
     store.inbox.put_blob(QUEUE, "grant.s.1", b"")
     store.inbox.put_blob(OTHER, "grant.s.1", b"")
     store.inbox.sweep(1_000, {QUEUE})
-    assert sorted(inbox.blob_names(QUEUE, "")) == ["answer", "grant.s.1"] and inbox.blob_names(OTHER, "") == []
-    store.inbox.sweep(1_000, {QUEUE})
-    assert inbox.blob_names(QUEUE, "") == ["grant.s.1"]
-    for _ in range(LASTING_SWEEPS - 1):
+    assert inbox.blob_names(OTHER, "") == []
+    for _ in range(BLOB_SWEEPS):
         assert inbox.blob_names(QUEUE, "") == ["grant.s.1"]
         store.inbox.sweep(1_000, {QUEUE})
-    assert inbox.blob_names(QUEUE, "") == [] and len(store.inbox.waiting()) == 2
+    assert inbox.blob_names(QUEUE, "") == [] and len(store.inbox.waiting()) == 1
     texts_of_part(inbox, "by-hand", "part-0")
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import penstock
 import penstock.spark
 from penstock import Broker, Queue
-from penstock.broker.inbox_client import InboxClient
+from penstock.broker.directory_client import DirectoryClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
 from penstock.operations import Home, Operation, TakeGrant
 from penstock.reports import GrantAnswer
@@ -41,14 +41,14 @@ def test_a_new_stream_does_not_wait_long_for_a_live_consumer(queue: Queue, start
     second.at = {**second.at, "grant": 1}
     asked: list[type] = []
 
-    def held_twice(self: InboxClient, operation: Operation[Any]) -> GrantAnswer:
+    def held_twice(self: DirectoryClient, operation: Operation[Any]) -> GrantAnswer:
         asked.append(type(operation))
         if len(asked) < 3:
             raise QueueHeld("held; wait")
         return GrantAnswer(1, 0, 0)
 
     monkeypatch.setattr(consuming_reader, "IDLE", 0)
-    monkeypatch.setattr(InboxClient, "call", held_twice)
+    monkeypatch.setattr(DirectoryClient, "call", held_twice)
     assert second.begin()["grant"] == 1 and asked == [TakeGrant] * 3
 
 

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from penstock import Broker, Queue
-from penstock.broker.inbox_client import InboxClient
+from penstock.broker.directory_client import DirectoryClient
 from penstock.broker.streams import StreamCoordinator
 from penstock.errors import QueueHeld
 from penstock.operations import A, EndStream, FailGranted, Operation
@@ -71,9 +71,9 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
     run = ConsumingStreamRun(broker_dir)
     run.batch()
     asked: list[type] = []
-    call = InboxClient.call
+    call = DirectoryClient.call
 
-    def noted(self: InboxClient, operation: Operation[A]) -> A:
+    def noted(self: DirectoryClient, operation: Operation[A]) -> A:
         asked.append(type(operation))
         return call(self, operation)
 
@@ -81,7 +81,7 @@ def test_many_reasons_are_one_word(broker_dir: str, queue: Queue, monkeypatch: p
     for number, id in enumerate(ids[:200]):
         failed.add(id, f"bad row {number}")
     with monkeypatch.context() as patch, closing(open_home((broker_dir,))) as home:
-        patch.setattr(InboxClient, "call", noted)
+        patch.setattr(DirectoryClient, "call", noted)
         assert failed.settle(home, incarnation(run), "bury", 0) == 200
         assert consuming_reader.FailedItems().settle(home, incarnation(run), "bury", 0) == 0
     assert asked.count(FailGranted) == 1

@@ -123,6 +123,7 @@ def test_items_that_a_batch_cannot_handle_are_settled(spark: "SparkSession", tmp
     sink = ConsumingSink(spark, broker_dir, tmp_path)
     sink.drain(work)
     assert said == [1, 3, 1, 3]
+    wait_until(lambda: dead.stats().ready == 3)  # the owner transfers dead letters after it has answered
     found = queue.stats()
     assert (found.completed, found.scheduled, found.leased, found.buried) == (26, 1, 0, 0)
     assert (told := queue.explain(ids[7])).state == "scheduled" and 3_500 < (told.ready_in_seconds or 0) <= 3_600

@@ -125,7 +125,7 @@ def test_cursors_are_found(yard: DirectoryBroker) -> None:
     cursor.commit()
     yard.run_and_publish()
     with look(yard.path) as home:
-        assert home.cursor(home.find("q"), "audit") == {0: 4} and home.cursor(home.find("q"), "other") == {}
+        assert home.cursor(home.find("q").incarnation, "audit") == {0: 4} and home.cursor(home.find("q").incarnation, "other") == {}
 
 
 # -- where it is cut -----------------------------------------------------------------------------------

@@ -1,16 +1,13 @@
-"""The owner's side of the inbox: it adopts published writes, each exactly once, and does remote operations.
+"""The owner's side of the inbox: it adopts published writes, each exactly once.
 
 Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly, in its
-own thread. It produces through the queues' turns and calls operations of the broker, as any caller does.
-A remote operation is an operation as bytes. If an answer is wanted it is put into the inbox as a blob with the
-operation's name, also when the operation was refused. An operation that cannot be done for now stays in the inbox and
-is tried again, so an operation may be done twice. A published write is validated before any of it is adopted; a damaged
-one stays in the inbox as it is. It is adopted in chunks. The catalog gives it a number before the first chunk and
-records its source after the last; in between, each partition remembers the chunks that it has (loop/produce.py). So a
-crash at any point neither loses nor repeats items. This depends on the order: the writes of a queue are adopted one
-after the other, those of one source in the order of their numbers, and none is begun while another is unfinished.
-Remote operations do not wait for writes: they are done between two chunks, because a stream without an answer loses its
-consumer right.
+own thread. It produces through the queues' turns, as any caller does.
+A published write is validated before any of it is adopted; a damaged one stays in the inbox as it is. It is adopted in
+chunks. The catalog gives it a number before the first chunk and records its source after the last; in between, each
+partition remembers the chunks that it has (loop/produce.py). So a crash at any point neither loses nor repeats items.
+This depends on the order: the writes of a queue are adopted one after the other, those of one source in the order of
+their numbers, and none is begun while another is unfinished.
+The thread also ends the consumer rights that were not renewed.
 """
 
 import logging
@@ -19,32 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
-from penstock import operations
 from penstock.broker.streams import StreamCoordinator, StreamOwner
 from penstock.logs.columns import FrameColumns
 from penstock.logs.store import Inbox, InboxEntry, WriteManifest
 from penstock.loop.requests import ProduceRequest
-from penstock.operations import FindWrite, Operation, PublishWrite, WriteState
+from penstock.operations import FindWrite, PublishWrite, WriteState
 from penstock.rules.catalog import SINGLE_WRITE, QueueEntry
 from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND
-from penstock.words.errors import (
-    BrokerClosed,
-    CorruptLog,
-    InvalidRequest,
-    OutcomeUnknown,
-    PenstockError,
-    QueueBusy,
-    QueueHeld,
-    QueueNotFound,
-    Refused,
-    caused_by_bug,
-)
+from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -52,10 +37,8 @@ OPENING_SECONDS = 0.2
 """How long the opening of a broker waits for the thread to do what is in the inbox; it does the rest afterwards."""
 IDLE_SECONDS = 0.25
 BUSY_SECONDS = 0.01
-OPERATIONS_EVERY = SECOND // 20
-"""How often remote operations are looked for while a write is adopted."""
 BUSY_FOR = 10 * SECOND
-"""How long after the last write or remote operation the inbox is read every `BUSY_SECONDS`."""
+"""How long after the last write the inbox is read every `BUSY_SECONDS`."""
 RETRY_AFTER = SECOND // 2
 """When an entry that could not be done for now is tried again."""
 STALE = 7 * DAY
@@ -65,21 +48,6 @@ CHUNKS = 1 << 32
 """More than the chunks of one write: a write's number times this is the sequence before its first chunk."""
 
 
-class RemoteOperation(msgspec.Struct):
-    """An operation for the owner of a broker, from a process that does not own it."""
-
-    operation: msgspec.Raw
-    answer: bool = True
-    """Whether the sender waits for the answer."""
-
-
-class RemoteAnswer(msgspec.Struct):
-    """The answer to a remote operation as bytes of its type, or why it was refused."""
-
-    answer: msgspec.Raw = msgspec.Raw(b"\xc0")
-    refused: Refused | None = None
-
-
 class OwningBroker(StreamOwner, Protocol):
     """What the inbox processor needs of its broker."""
 
@@ -87,7 +55,7 @@ class OwningBroker(StreamOwner, Protocol):
 
 
 class InboxProcessor:
-    """Does what waits in the inbox of one broker."""
+    """Adopts what waits in the inbox of one broker."""
 
     def __init__(self, inbox: Inbox, broker: OwningBroker) -> None:
         self._inbox = inbox
@@ -101,8 +69,6 @@ class InboxProcessor:
         self._validated: set[str] = set()
         """Labels of writes that were validated."""
         self._busy_until = 0
-        self._operations_read_at = 0
-        """When remote operations were last looked for (elapsed)."""
         self._sweep_at = 0
         self._ended = threading.Event()
         self._first_pass: SimpleQueue[None] = SimpleQueue()
@@ -119,7 +85,7 @@ class InboxProcessor:
     # -- the thread ----------------------------------------------------------------------------------
 
     def open(self, threaded: bool) -> None:
-        """Process what waits: with threads in the thread, for which the opening of the broker waits only shortly."""
+        """Adopt what waits: with threads in the thread, for which the opening of the broker waits only shortly."""
         self._threaded = threaded
         if not threaded:
             self.process()
@@ -145,61 +111,22 @@ class InboxProcessor:
         self._ended.set()
 
     def process(self) -> bool:
-        """Do what waits in the inbox; gives whether anything was done."""
+        """Adopt what waits; gives whether anything was adopted."""
         if self._clock.read().elapsed >= self._sweep_at:
             self.sweep()
         waiting = self._waiting()
         self._forget_removed({entry.label for entry in waiting})
-        done = [self._run_operations(waiting)]
-        writes = sorted((entry for entry in waiting if not entry.is_operation), key=lambda entry: entry.incarnation)
-        for _, of_queue in groupby(writes, lambda entry: entry.incarnation):
-            done.append(self._adopt_writes([*of_queue]))
-        return any(done)
+        self._broker.streams.expire_consumer_rights()
+        writes = sorted(waiting, key=lambda entry: entry.incarnation)
+        adopted = [self._adopt_writes([*of_queue]) for _, of_queue in groupby(writes, lambda entry: entry.incarnation)]
+        return any(adopted)
 
     def _waiting(self) -> list[InboxEntry]:
-        self._operations_read_at = self._clock.read().elapsed
         try:
             return self._inbox.waiting()
         except PenstockError as error:
             _log.warning("the inbox cannot be read: %s", error)
             return []
-
-    def _run_operations(self, waiting: Sequence[InboxEntry]) -> bool:
-        self._broker.streams.expire_consumer_rights()
-        done = False
-        for entry in waiting:
-            if entry.is_operation:
-                done = self._attempt(entry, self._run_operation) or done
-        return done
-
-    def _run_operation(self, entry: InboxEntry) -> None:
-        """Do one remote operation, put its answer into the inbox, and remove the operation."""
-        raw = self._inbox.operation(entry)
-        if raw is None:
-            return
-        wants_answer = True
-        try:
-            remote = _decoded(raw)
-            wants_answer = remote.answer
-            operation = operations.decode(bytes(remote.operation))
-            if operation.queue != entry.incarnation:
-                raise InvalidRequest("the operation is for another queue than its name says; use the same Penstock on both sides")
-            if operation.queue:
-                self._broker.entry(operation.queue)  # QueueNotFound when it was deleted
-            answer = RemoteAnswer(msgspec.Raw(msgspec.msgpack.encode(self._broker.call(_prepared(operation, entry.name)))))
-        except PenstockError as error:
-            known = isinstance(error, QueueHeld) or (wants_answer and isinstance(error, OutcomeUnknown))
-            if error.retryable and not known:
-                raise
-            answer = RemoteAnswer(refused=Refused.of(error))
-        except Exception as error:  # a bug of Penstock: the sender still gets an answer
-            _log.exception("doing %s went wrong", entry.label)
-            answer = RemoteAnswer(refused=Refused.of(caused_by_bug(error)))
-        if answer.refused is not None and not wants_answer:
-            _log.warning("%s was refused, and no process waits for the answer: %s", entry.label, answer.refused.message)
-        if wants_answer:
-            self._inbox.put_blob(entry.incarnation, entry.name, msgspec.msgpack.encode(answer))
-        self._inbox.remove(entry, raw)
 
     @property
     def _queues(self) -> dict[int, QueueEntry]:
@@ -335,11 +262,10 @@ class InboxProcessor:
             )
 
     def _between_chunks(self) -> None:
-        """Between two chunks: stop if the broker closes, and do remote operations now and then."""
+        """Between two chunks: stop if the broker closes, and end the consumer rights that are over."""
         if self._ended.is_set():
             raise BrokerClosed("the broker is being closed; the rest of the write is adopted when it is opened again")
-        if self._clock.read().elapsed >= self._operations_read_at + OPERATIONS_EVERY:
-            self._run_operations(self._waiting())
+        self._broker.streams.expire_consumer_rights()
 
     def _validate(self, write: InboxEntry, manifest: WriteManifest) -> None:
         """Check that all items of a write are valid; CorruptLog when not, before any is adopted."""
@@ -389,22 +315,3 @@ def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: Find
     if inbox.is_pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
     return "adopted" if entry_of(asked.queue).adopted.get(asked.source, 0) >= asked.number else "unknown"
-
-
-def _prepared(operation: Operation[Any], name: str) -> Operation[Any]:
-    """A remote operation that does not wait, because other entries would wait with it.
-
-    It gets a request id made from its name, so that doing it again after a crash changes nothing more.
-    """
-    if hasattr(operation, "wait"):
-        operation.wait = 0
-    if getattr(operation, "request", name) is None:
-        operation.request = digest(b"errand", operation.queue.to_bytes(8, "big"), name.encode())  # type: ignore[attr-defined]
-    return operation
-
-
-def _decoded(raw: bytes) -> RemoteOperation:
-    try:
-        return msgspec.msgpack.decode(raw, type=RemoteOperation)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the remote operation cannot be understood ({error}); use the same Penstock on both sides") from error

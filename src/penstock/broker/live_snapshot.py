@@ -60,13 +60,18 @@ class LiveSnapshot:
     def call(self, operation: Operation[A], /) -> A:
         deadline = self.clock.read().elapsed + (operation.wait if isinstance(operation, AwaitItems) else 0)
         while True:
-            with self._reading:
-                snapshot = self._open()
-                snapshot.refresh()
-                answer = snapshot.call(operation)
+            answer = self._refreshed(operation)
+            if answer == "unknown":  # a write: it may have been adopted between reading the catalog and the inbox
+                answer = self._refreshed(operation)
             if not isinstance(operation, AwaitItems) or answer or self.clock.read().elapsed >= deadline:
                 return answer
             threading.Event().wait(REFRESH_SECONDS)
+
+    def _refreshed(self, operation: Operation[A]) -> A:
+        with self._reading:
+            snapshot = self._open()
+            snapshot.refresh()
+            return snapshot.call(operation)
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         if self._closed:

@@ -45,7 +45,7 @@ HELLO_WITHIN = 5 * SECOND
 class SharedBroker:
     """The broker of a directory, owned by this process or by another."""
 
-    def __init__(self, target: Target, *, own: bool, wait: int, min_free_bytes: int, now: bool = True, **options: Any) -> None:
+    def __init__(self, target: Target, *, own: bool, wait: int, min_free_bytes: int = 0, now: bool = True, **options: Any) -> None:
         """own: whether this process may become the owner. wait: how long to wait for an owner that does not answer
         yet. now: False opens it at the first use. options: those of `open_directory`, for when this process is the
         owner.
@@ -301,7 +301,8 @@ class SharedBroker:
     def _not_reached(self, error: Exception) -> PenstockError:
         if not self._own and not self._is_locked():
             return BrokerClosed(
-                f"no process has {self.directory} open, and this one may not own it (own=False); start `penstock own {self.directory}`"
+                f"no process has {self.directory} open, and this one may not own it (own=False); keep it open in some program "
+                f"while this runs: `penstock own {self.directory}`, a worker, or penstock.open({self.directory!r})"
             )
         why = "" if str(error) == NO_ANSWER else f" ({error})"
         return BrokerLocked(f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or end that process")
@@ -423,6 +424,15 @@ class _SharedDirectories:
     def find(self, directory: str) -> SharedBroker | None:
         return self._opened.get(directory, (None,))[0]
 
+    def join(self, directory: str) -> SharedBroker | None:
+        """The broker of a directory that this process has open, for one more user; None when it has not."""
+        with self.changing:
+            if directory not in self._opened:
+                return None
+            broker, count, known = self._opened[directory]
+            self._opened[directory] = broker, count + 1, known
+            return broker
+
     def leave(self, broker: SharedBroker) -> bool:
         """One `open` of the broker was closed; whether it was the last."""
         with self.changing:
@@ -445,6 +455,12 @@ def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, no
     compared = {"set of roots": paths[1:], **options}
     broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, now=now, **options))
     return SharedHome(broker)
+
+
+def join_shared(target: Target) -> SharedHome | None:
+    """The home of a directory that this process has open already; None when it has not. The caller closes it."""
+    broker = _registry.join(os.path.realpath(directories(target)[0]))
+    return SharedHome(broker) if broker is not None else None
 
 
 def _unpickle(target: Target, options: dict[str, Any]) -> SharedHome:

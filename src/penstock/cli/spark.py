@@ -248,7 +248,7 @@ def redrive(
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="The most dead letters, oldest first.", show_default=False)] = None,
     preview: Annotated[bool, typer.Option("--preview", help="Send nothing; print what would be sent.")] = False,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the owner per 1,000 dead letters.")] = "30s",
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait for the owner and for transfers.")] = "30s",
     master: MasterOption = MASTER,
     conf: ConfOption = None,
 ) -> None:

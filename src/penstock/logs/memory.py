@@ -20,12 +20,12 @@ from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.frame import DROPPED, dropped_gap
 from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, Log, LogRange, ReadableLog, SegmentFacts
 from penstock.logs.store import (
+    BLOB_SWEEPS,
     InboxEntry,
     StagedPart,
     SweepCounter,
     WriteManifest,
     check_file_name,
-    kept_sweeps,
     leading_number,
     publishable_manifest,
     published_write_name,
@@ -329,7 +329,6 @@ class MemoryInbox:
         """The writes that are not published yet, by name."""
         self._writes: dict[EntryId, tuple[WriteManifest, StagedFiles]] = {}
         """The published writes."""
-        self._operations: dict[EntryId, bytes] = {}
         self._blobs: dict[EntryId, bytes] = {}
         self._sweeps: SweepCounter[EntryId] = SweepCounter()
         self._lock = threading.Lock()
@@ -373,13 +372,6 @@ class MemoryInbox:
     def is_pending(self, incarnation: int, source: str, number: int) -> bool:
         return (incarnation, published_write_name(source, number)) in self._writes
 
-    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
-        with self._lock:
-            self._operations[incarnation, check_file_name(name)] = body
-
-    def withdraw_operation(self, incarnation: int, name: str) -> None:
-        self._operations.pop((incarnation, name), None)
-
     def has_owner(self) -> bool:
         """Always: the inbox is in the memory of the owner."""
         return True
@@ -388,8 +380,7 @@ class MemoryInbox:
 
     def waiting(self) -> list[InboxEntry]:
         with self._lock:
-            operations = [InboxEntry(*entry, f"{entry[0]:016x}-{entry[1]}.errand", True) for entry in sorted(self._operations)]
-            return operations + [InboxEntry(*entry, f"{entry[0]:016x}-{entry[1]}.drop", False) for entry in sorted(self._writes)]
+            return [InboxEntry(*entry, f"{entry[0]:016x}-{entry[1]}.drop") for entry in sorted(self._writes)]
 
     def manifest(self, entry: InboxEntry) -> WriteManifest:
         return self._write(entry)[0]
@@ -400,16 +391,9 @@ class MemoryInbox:
             raise CorruptLog(f"the published write {entry.label} lacks its part {part.name}; write it again")
         return iter(found)
 
-    def operation(self, entry: InboxEntry) -> bytes | None:
-        return self._operations.get((entry.incarnation, entry.name))
-
-    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
-        key = entry.incarnation, entry.name
+    def remove(self, entry: InboxEntry) -> None:
         with self._lock:
-            if not entry.is_operation:
-                self._writes.pop(key, None)
-            elif body is None or self._operations.get(key) == body:
-                self._operations.pop(key, None)
+            self._writes.pop((entry.incarnation, entry.name), None)
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
         with self._lock:
@@ -417,7 +401,7 @@ class MemoryInbox:
                 del self.staged[write]
             for entry in [entry for entry in self._blobs if entry[0] not in queues]:
                 del self._blobs[entry]
-            for entry in self._sweeps.overdue({entry: kept_sweeps(entry[1]) for entry in self._blobs}):
+            for entry in self._sweeps.overdue(dict.fromkeys(self._blobs, BLOB_SWEEPS)):
                 del self._blobs[entry]
 
     # -- blobs ---------------------------------------------------------------------------------------

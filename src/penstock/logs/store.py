@@ -8,10 +8,8 @@ Through the inbox other processes hand something to the owner of the broker. It 
 - published writes: items to be adopted by a queue. Tasks stage the parts of a write; `publish` publishes all of them or
   none. A published write is identified by its queue, source and number, and is in the inbox at most once. The owner
   remembers which ones it has adopted (broker/inbox.py).
-- remote operations: requests to the owner, each as bytes under a name. A new one replaces a waiting one of the same
-  name.
-- blobs: bytes under a name, kept until they are removed, or swept, or their queue is deleted. The answer to a remote
-  operation is the blob of the same name; the grants of consuming streams are blobs.
+- blobs: bytes under a name, kept until they are removed, or swept, or their queue is deleted. The grants of consuming
+  streams are blobs.
 An entry of the inbox is complete or absent, and is durable when the call that wrote it returns.
 Every method raises StorageFailed when the storage fails.
 """
@@ -30,10 +28,8 @@ from penstock.words.errors import InvalidRequest, StorageFailed
 
 CATALOG = 0
 """The incarnation, and the partition, of the catalog."""
-LASTING_BLOBS = "grant."
-"""Blobs whose names begin with this are kept for LASTING_SWEEPS sweeps; others for one sweep."""
-LASTING_SWEEPS = 30
-"""The number of sweeps (days) for which an unused grant is kept, in case its stream starts again."""
+BLOB_SWEEPS = 30
+"""The number of sweeps (days) for which a blob is kept: a stream that starts again needs its grants."""
 MANIFEST_VERSION = 1
 MAX_NAME = 150
 _IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
@@ -130,13 +126,12 @@ class WriteManifest(msgspec.Struct, frozen=True):
 
 
 class InboxEntry(NamedTuple):
-    """A published write or remote operation that waits for the owner."""
+    """A published write that waits for the owner."""
 
     incarnation: int
     name: str
     label: str
     """Its unique name for messages."""
-    is_operation: bool
 
 
 class PartWriter(Protocol):
@@ -226,14 +221,6 @@ class Inbox(Staging, Protocol):
         """Whether a write was published and is not adopted yet."""
         ...
 
-    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
-        """Leave a remote operation for the owner; it replaces a waiting one of the same name."""
-        ...
-
-    def withdraw_operation(self, incarnation: int, name: str) -> None:
-        """Remove a remote operation if it still waits."""
-        ...
-
     def has_owner(self) -> bool:
         """Whether a process has the broker open; a guess when that cannot be found out."""
         ...
@@ -241,7 +228,7 @@ class Inbox(Staging, Protocol):
     # For the owner.
 
     def waiting(self) -> list[InboxEntry]:
-        """All waiting entries; remote operations before published writes."""
+        """All published writes."""
         ...
 
     def manifest(self, entry: InboxEntry) -> WriteManifest:
@@ -252,17 +239,13 @@ class Inbox(Staging, Protocol):
         """The frames of a part of a published write; CorruptLog at the first frame that is not as it was staged."""
         ...
 
-    def operation(self, entry: InboxEntry) -> bytes | None:
-        """The bytes of a remote operation; None when it was withdrawn."""
-        ...
-
-    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
-        """Remove an entry, all of it at once. body: keep a remote operation that has other bytes: it is a newer one."""
+    def remove(self, entry: InboxEntry) -> None:
+        """Remove an entry, all of it at once."""
         ...
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
         """Remove writes that began before a wall time and are not published, blobs of queues not in `queues`, and
-        blobs that were present at the previous sweep (LASTING_BLOBS: at LASTING_SWEEPS sweeps)."""
+        blobs that were present at BLOB_SWEEPS sweeps before."""
         ...
 
     # Blobs, for all processes.
@@ -297,11 +280,6 @@ class SweepCounter(Generic[T]):
         for thing in found:
             del self._counts[thing]
         return found
-
-
-def kept_sweeps(name: str) -> int:
-    """For how many sweeps a blob of that name is kept."""
-    return LASTING_SWEEPS if name.startswith(LASTING_BLOBS) else 1
 
 
 def write_name(wall: int) -> str:

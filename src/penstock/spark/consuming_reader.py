@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from penstock.operations import TIMEOUT, A, EndStream, FailGranted, FindQueue, Home, Operation, ReadGrant, RenewStream, TakeGrant
 from penstock.reports import GrantAnswer, QueueDescription
 from penstock.rules.runs import RunSet
-from penstock.spark.broker_access import open_home, parse_broker
+from penstock.spark.broker_access import ask_present_owner, open_home, parse_broker
 from penstock.spark.options import SourceOptions, require_directories
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.ranges import split
@@ -77,7 +77,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Leases items of a queue, and completes them when Spark has committed their micro-batch."""
 
     ANSWER_TIMEOUT: ClassVar[int] = TIMEOUT
-    """How long to wait for an answer of the owner, which may be restarting."""
+    """How long to wait for an owner, which may be restarting."""
 
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = check_consume_options(options)
@@ -207,12 +207,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: the next `latestOffset` completes the grant, also that of the last micro-batch of a run."""
 
     def stop(self) -> None:
-        """Give the consumer right back, without waiting for the owner."""
+        """Give the consumer right back, if there is an owner that answers soon; else the right ends by its timeout."""
         position = self._renewed
         self._stop_heartbeat(wait=STOP_TIMEOUT_SECONDS / 2)  # a call in flight may wait long for an owner
         if position is not None:
-            with suppress(PenstockError), self._home() as home:
-                home.submit(self._end_stream(position))
+            ask_present_owner(self._options.broker, self._end_stream(position), STOP_TIMEOUT_SECONDS / 2)
 
     # -- steps ---------------------------------------------------------------------------------------
 

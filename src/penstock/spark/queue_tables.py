@@ -105,9 +105,9 @@ class QueueTables:
         gone.add_all(state.lost.within(start, stop))
         return gone.runs
 
-    def cursor(self, queue: QueueDescription, name: str) -> dict[int, int]:
-        """The position of a cursor in each partition that has it."""
-        return self._home.call(ListCursors(queue=queue.incarnation)).get(name, {})
+    def cursor(self, incarnation: int, name: str) -> dict[int, int]:
+        """The position of a cursor in each partition of a queue that has it."""
+        return self._home.call(ListCursors(queue=incarnation)).get(name, {})
 
     # -- cuts between tasks ----------------------------------------------------------------------------
 

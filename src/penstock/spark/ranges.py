@@ -52,7 +52,7 @@ def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDes
     if isinstance(given, dict):
         chosen = {partition: _check_start(options, queue, bounds, partition, number) for partition, number in given.items()}
         return {**bounds.start, **chosen}
-    known = tables.cursor(queue, options.cursor) if given is None and options.cursor else {}
+    known = tables.cursor(queue.incarnation, options.cursor) if given is None and options.cursor else {}
     return {partition: max(start, known.get(partition, 0)) for partition, start in bounds.start.items()}
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows
 from penstock.operations import MoveCursor
 from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count, pairs
-from penstock.spark.broker_access import open_home
+from penstock.spark.broker_access import ask_present_owner, open_home
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import StreamPosition, end_of_batch, parse_position, unread_count
 from penstock.spark.queue_tables import QueueTables
@@ -29,6 +29,8 @@ from penstock.words.errors import InvalidRequest, QueueNotFound
 
 DEFAULT_BATCH_ITEMS = 1_000_000
 """Items of a micro-batch, unless maxItemsPerTrigger is given: a long backlog is read in several steps."""
+CURSOR_SECONDS = 2.0
+"""How long a micro-batch waits for the owner to move the stream's cursor."""
 SHOWN_RUNS = 3
 
 
@@ -141,10 +143,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _move_cursor(self, position: StreamPosition, ends: Mapping[int, int]) -> None:
         """Move the cursor to a position, so that retention may remove what is before it and keeps what is after it."""
         at = {partition: position.at.get(partition, 0) for partition in {*ends, *position.at}}
-        if self._options.cursor and at != self._cursor_at:
-            with closing(open_home(self._options.broker)) as home:  # does not wait for the owner's answer
-                home.submit(MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, forward_only=True))
-            self._cursor_at = at
+        if not self._options.cursor or at == self._cursor_at:
+            return
+        operation = MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, forward_only=True)
+        if self._cursor_at is None and not self._opened.cursor(position.incarnation, self._options.cursor):
+            with closing(open_home(self._options.broker)) as home:  # it must exist before anything is read
+                home.call(operation)
+        elif not ask_present_owner(self._options.broker, operation, CURSOR_SECONDS):
+            return  # the next batch tries again: a cursor that is behind keeps more than is needed
+        self._cursor_at = at
 
     def stop(self) -> None:
         if self._tables is not None:

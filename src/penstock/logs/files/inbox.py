@@ -3,11 +3,9 @@
 Owns: `FileInbox`, and the staged parts of writes: `StagedWriter`, `StagedReader` and `read_part`, which verify them.
     inbox/<write>.staged/                a write that is not published yet: its tasks' parts and their sidecars
     inbox/<incarnation>-<name>.drop/     a published write: its parts and a manifest; the owner adopts it
-    inbox/<incarnation>-<name>.errand    a remote operation
-    inbox/<incarnation>-<name>.done      a remote operation that is being removed; it is still run if its bytes are not
-                                         those that the owner ran, because another process replaced it meanwhile
     inbox/<anything>.gone/               an adopted or abandoned write that is being removed
-    answers/<incarnation>-<name>         a blob; the answer to a remote operation is the blob of the same name
+    inbox/<anything>.errand, .done       an operation that an earlier version left for the owner; a sweep removes it
+    answers/<incarnation>-<name>         a blob
 Every file is written under another name, synced, and renamed. The name of a published write is made of its source and
 number, so that the same write cannot be in the inbox twice.
 A part is one group of DATA frames (docs/format.md). Every frame but the last has the flag MORE_IN_GROUP, so a part that
@@ -16,6 +14,7 @@ owner would have to decompress it.
 """
 
 import errno
+import logging
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -40,13 +39,13 @@ from penstock.logs.frame import (
 )
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.logs.store import (
+    BLOB_SWEEPS,
     MANIFEST_VERSION,
     InboxEntry,
     StagedPart,
     SweepCounter,
     WriteManifest,
     check_file_name,
-    kept_sweeps,
     leading_number,
     publishable_manifest,
     published_write_name,
@@ -54,9 +53,11 @@ from penstock.logs.store import (
 )
 from penstock.words.errors import CorruptLog, InvalidRequest, OutcomeUnknown
 
-STAGED, DROP, ERRAND, DONE, GONE = ".staged", ".drop", ".errand", ".done", ".gone"
+STAGED, DROP, GONE = ".staged", ".drop", ".gone"
+FORMER_OPERATIONS = (".errand", ".done")
 MANIFEST = "drop.json"
 SIDECAR = ".order"
+_log = logging.getLogger("penstock")
 _WRITE_AGAIN = "move it out of the inbox and write it again"
 
 
@@ -134,16 +135,6 @@ class FileInbox:
         with self._storage_errors("reading"):
             return self._files.exists(f"{self._inbox}/{published_write_path(incarnation, source, number)}")
 
-    def put_operation(self, incarnation: int, name: str, body: bytes) -> None:
-        with self._storage_errors("writing to"):
-            self._make(self._inbox)
-            replace_file(self._files, self._inbox, f"{_file_name(incarnation, name)}{ERRAND}", body)
-
-    def withdraw_operation(self, incarnation: int, name: str) -> None:
-        with self._storage_errors("writing to"):
-            for ending in (ERRAND, DONE):
-                self._remove(f"{self._inbox}/{_file_name(incarnation, name)}{ending}")
-
     def has_owner(self) -> bool:
         """Whether a process holds the lock. This takes the lock for a moment, so `take_lock` tries several times."""
         try:
@@ -159,10 +150,7 @@ class FileInbox:
 
     def waiting(self) -> list[InboxEntry]:
         with self._storage_errors("reading"):
-            if not self._files.exists(self._inbox):
-                return []
-            found = [entry for entry in map(_parse, self._files.list(self._inbox)) if entry is not None]
-        return sorted(found, key=lambda entry: not entry.is_operation)
+            return [entry for entry in map(_parse, self._names(self._inbox)) if entry is not None]
 
     def manifest(self, entry: InboxEntry) -> WriteManifest:
         label = entry.label
@@ -187,16 +175,9 @@ class FileInbox:
                 raise CorruptLog(f"the published write {entry.label} lacks its part {part.name}; {_WRITE_AGAIN}")
         return read_part(self._files, path, entry.incarnation)
 
-    def operation(self, entry: InboxEntry) -> bytes | None:
-        with self._storage_errors("reading"):
-            return read_file(self._files, f"{self._inbox}/{entry.label}")
-
-    def remove(self, entry: InboxEntry, body: bytes | None = None) -> None:
+    def remove(self, entry: InboxEntry) -> None:
         with self._storage_errors("removing"):
-            if entry.is_operation:
-                self._remove_operation(f"{self._inbox}/{entry.label}", body)
-            else:
-                self._discard(entry.label)
+            self._discard(entry.label)
 
     def sweep(self, started_before: int, queues: Container[int]) -> None:
         """Also removes folders whose removal was cut off, and temporary files that were present at the sweep before."""
@@ -206,13 +187,16 @@ class FileInbox:
                 stale = name.endswith(STAGED) and 0 < leading_number(name) < started_before
                 if stale or name.endswith(GONE):
                     self._discard(name)
+                elif name.endswith(FORMER_OPERATIONS):
+                    _log.warning("%s/%s is removed: an earlier version left this operation, and it is not done any more", self._inbox, name)
+                    self._remove(f"{self._inbox}/{name}")
                 elif name.endswith(TEMPORARY):
                     kept[f"{self._inbox}/{name}"] = 1
             for name in self._names(self._answers):
                 if leading_number(name) not in queues:
                     self._remove(f"{self._answers}/{name}")
                 else:
-                    kept[f"{self._answers}/{name}"] = 1 if name.endswith(TEMPORARY) else kept_sweeps(name.partition("-")[2])
+                    kept[f"{self._answers}/{name}"] = 1 if name.endswith(TEMPORARY) else BLOB_SWEEPS
             for path in self._sweeps.overdue(kept):
                 self._remove(path)
 
@@ -256,21 +240,6 @@ class FileInbox:
             self._files.make_directory(folder)
             sync_parents(self._files, folder)
 
-    def _remove_operation(self, path: str, body: bytes | None) -> None:
-        """Remove a remote operation if its bytes are `body` (None: in any case).
-
-        It is renamed before it is compared, so that an operation put under the same name meanwhile is not removed.
-        """
-        done = path
-        if path.endswith(ERRAND):
-            done = path.removesuffix(ERRAND) + DONE
-            try:
-                self._files.rename(path, done)
-            except FileNotFoundError:  # withdrawn
-                return
-        if body is None or read_file(self._files, done) == body:
-            self._remove(done)
-
     def _discard(self, name: str) -> None:
         """Remove a folder of the inbox. It is renamed first, so that no process uses a partly removed folder."""
         gone = name if name.endswith(GONE) else f"{name}{GONE}"
@@ -308,14 +277,13 @@ def _file_name(incarnation: int, name: str) -> str:
 
 
 def _parse(file: str) -> InboxEntry | None:
-    for ending in (DROP, ERRAND, DONE):
-        incarnation, dash, name = file.removesuffix(ending).partition("-")
-        if file.endswith(ending) and dash:
-            try:
-                return InboxEntry(int(incarnation, 16), name, file, ending != DROP)
-            except ValueError:
-                return None
-    return None
+    incarnation, dash, name = file.removesuffix(DROP).partition("-")
+    if not file.endswith(DROP) or not dash:
+        return None
+    try:
+        return InboxEntry(int(incarnation, 16), name, file)
+    except ValueError:
+        return None
 
 
 # -- staged parts --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from glob import escape, glob
 
 import msgspec
@@ -29,7 +29,7 @@ from penstock.api import arguments as calls
 from penstock.logs.files.filesystem import SystemFiles, storage_failed
 from penstock.reports import QueueDescription
 from penstock.rules.routing import digest
-from penstock.spark.broker_access import parse_broker
+from penstock.spark.broker_access import open_broker, parse_broker
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, ArchiveManifest
 from penstock.spark.jobs.progress import Progress, translate_spark_errors
@@ -40,6 +40,8 @@ from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
 from penstock.words.limits import check_range
 
 CURSOR = "archive"
+OPEN_SECONDS = 10.0
+"""How long to wait for an owner that does not answer yet."""
 TABLES = {"items": "produced_at", "events": "at"}
 """The tables that can be archived, and the column whose date is a row's folder."""
 METADATA_FOLDER = "_penstock"
@@ -125,9 +127,11 @@ def archive(
     kept = checkpoint or f"{location.metadata}/checkpoint"
     _require_consistent(location, kept)
     cursor = "" if table != "items" else location.cursor if cursor is None else cursor
-    with QueueTables.open(parse_broker(broker)) as tables:
+    roots = parse_broker(broker)
+    with QueueTables.open(roots) as tables:
         bounds = tables.published(tables.find(queue))
-    with _locked(location), translate_spark_errors("archiving"):
+    opened = open_broker(roots, OPEN_SECONDS) if cursor else nullcontext()  # somebody must move the cursor
+    with opened, _locked(location), translate_spark_errors("archiving"):
         before = manifests.read(location.manifest)
         if before is None:  # now files without a manifest cannot come from a run that was killed
             before = manifests.write(location.manifest, location.empty_manifest())

@@ -5,8 +5,10 @@ it gives ids. Exactly these dead letters are redriven, in the order of their off
 none, this process opens the broker. A dead letter that was leased or redriven meanwhile is left alone and reported.
 """
 
+import os
+import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing
 from itertools import groupby
 from typing import NamedTuple
@@ -17,17 +19,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from penstock.operations import ExplainItem, RedriveItems
-from penstock.spark.broker_access import BrokerRoots, open_snapshot, parse_broker
-from penstock.spark.jobs.owner_client import OwnerClient
+from penstock.api._sync.broker import Broker
+from penstock.operations import DescribeOwner, ExplainItem, RedriveItems
+from penstock.spark.broker_access import BrokerRoots, open_broker, open_snapshot, parse_broker
 from penstock.spark.jobs.progress import Progress, report_task_progress, spark_message, to_penstock_error
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.source import register
+from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
 from penstock.words.limits import check_range
 
 BATCH = 1_000
+POLL_SECONDS = 0.02
 SAMPLE = 10
 SHOWN = 200
 """Characters of a payload in a sample."""
@@ -98,7 +102,7 @@ def redrive(
     to: the queue they go to; else the queue they came from. Items buried in the queue itself become ready there.
     limit: at most this many, those buried longest ago first.
     preview: change nothing; give what would be redriven.
-    timeout: seconds that the broker's owner may take for a thousand dead letters.
+    timeout: seconds to wait for an owner that does not answer yet and, if this process is the owner, for transfers.
     """
     check_arguments(broker, queue, where, to=to, limit=limit)
     roots = parse_broker(broker)
@@ -118,15 +122,15 @@ def redrive(
         sample = _sample(table, selected) if selected else []
         return RedriveResult(len(selected), 0, [], dict(destinations), dict(reasons.most_common()), sample, preview)
     sent, changed = 0, []
-    with OwnerClient(roots, timeout) as owner:
+    with open_broker(roots, timeout) as opened:
         for done, batch in _batches(selected):
             if progress is not None:
                 progress("redriving", done, len(selected))
-            source, destination = owner.find(batch[0].queue), owner.find(batch[0].to or batch[0].queue)
-            answered = owner.call(RedriveItems(queue=source, items=_items(batch), to=destination))
+            source, destination = opened.queue(batch[0].queue), opened.queue(batch[0].to or batch[0].queue)
+            answered = source.home.call(RedriveItems(queue=source.incarnation, items=_items(batch), to=destination.incarnation))
             sent += answered
-            changed += _changed(roots, source, batch) if answered < len(batch) else []
-        owner.wait_transfers()
+            changed += _changed(roots, source.incarnation, batch) if answered < len(batch) else []
+        _wait_transfers(opened, {letter.queue for letter in selected}, timeout)
     return RedriveResult(len(selected), sent, changed, dict(destinations), dict(reasons.most_common()), [], False)
 
 
@@ -225,6 +229,18 @@ def _items(batch: Sequence[SelectedDeadLetter]) -> dict[int, list[int]]:
     for letter in batch:
         found.setdefault(letter.partition, []).append(letter.offset)
     return found
+
+
+def _wait_transfers(broker: Broker, queues: Set[str], timeout: float) -> None:
+    """If this process is the owner, wait until transfers have arrived: nobody else would complete them soon."""
+    pause, clock = threading.Event(), SystemClock()
+    deadline = clock.read().elapsed + int(timeout * SECOND)
+    found = [broker.queue(name) for name in queues]
+    owner = found[0].home.call(DescribeOwner())
+    while (owner.pid, owner.host) == (os.getpid(), os.uname().nodename) and clock.read().elapsed < deadline:
+        if not any(queue.stats().transfers for queue in found):
+            return
+        pause.wait(POLL_SECONDS)
 
 
 def _changed(roots: BrokerRoots, incarnation: int, batch: Sequence[SelectedDeadLetter]) -> list[str]:
