@@ -46,7 +46,7 @@ def test_a_thread_that_leaves_at_its_deadline_lets_another_one_read(tmp_path: Pa
         now = connection._clock.read().elapsed
         first, second = lease(connection, queue.incarnation), lease(connection, queue.incarnation)
         reader = in_thread(lambda: connection.wait(first, now + SECOND // 2))
-        while not connection._reading.locked():
+        while not connection.is_read:
             pass
         other = in_thread(lambda: connection.wait(second, now + MINUTE))
         reader.join()

@@ -5,6 +5,7 @@ no lock, writes nothing, and needs no owner. Threads may share it. A forked chil
 opens its own at the first use.
 """
 
+import logging
 import os
 import threading
 import weakref
@@ -16,9 +17,10 @@ from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Operation
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError
+from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, caused_by_bug
 from penstock.words.threads import InterruptSafePool
 
+_log = logging.getLogger("penstock")
 REFRESH_SECONDS = 0.05
 """How often new items are looked for while a call waits for them."""
 THREADS = 4
@@ -58,14 +60,19 @@ class LiveSnapshot:
         return self._snapshot
 
     def call(self, operation: Operation[A], /) -> A:
-        deadline = self.clock.read().elapsed + (operation.wait if isinstance(operation, AwaitItems) else 0)
-        while True:
-            answer = self._refreshed(operation)
-            if answer == "unknown":  # a write: it may have been adopted between reading the catalog and the inbox
-                answer = self._refreshed(operation)
-            if not isinstance(operation, AwaitItems) or answer or self.clock.read().elapsed >= deadline:
-                return answer
+        deadline = self._deadline(operation)
+        while _is_awaited(operation, answer := self._answer(operation)) and self.clock.read().elapsed < deadline:
             threading.Event().wait(REFRESH_SECONDS)
+        return answer
+
+    def _deadline(self, operation: Operation[Any]) -> int:
+        return self.clock.read().elapsed + (operation.wait if isinstance(operation, AwaitItems) else 0)
+
+    def _answer(self, operation: Operation[A]) -> A:
+        answer = self._refreshed(operation)
+        if answer == "unknown":  # a write: it may have been adopted between reading the catalog and the inbox
+            answer = self._refreshed(operation)
+        return answer
 
     def _refreshed(self, operation: Operation[A]) -> A:
         with self._reading:
@@ -77,12 +84,20 @@ class LiveSnapshot:
         if self._closed:
             raise BrokerClosed("the broker is closed; open it again")
         wanted = [done] if done is not None else []
+        deadline = self._deadline(operation)
 
         def run() -> None:
             try:
-                answer: Any = self.call(operation)
+                answer: Any = self._answer(operation)
+                if _is_awaited(operation, answer) and wanted and not self._closed and self.clock.read().elapsed < deadline:
+                    threading.Event().wait(REFRESH_SECONDS)
+                    self._pool.submit(run)  # behind the others: waiting calls must not take all threads
+                    return
             except PenstockError as error:
                 answer = error
+            except Exception as error:  # a bug of Penstock: the caller still gets an answer
+                _log.exception("%s went wrong", type(operation).__name__)
+                answer = caused_by_bug(error)
             for callback in wanted:
                 callback(answer)
 
@@ -120,6 +135,11 @@ class LiveSnapshot:
 
     def __repr__(self) -> str:
         return f"LiveSnapshot({self._snapshot!r})"
+
+
+def _is_awaited(operation: Operation[Any], answer: object) -> bool:
+    """Whether an operation waits for items, and there are none yet."""
+    return isinstance(operation, AwaitItems) and not answer
 
 
 _snapshots: "weakref.WeakSet[LiveSnapshot]" = weakref.WeakSet()

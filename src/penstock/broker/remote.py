@@ -5,6 +5,7 @@ connection is lost, without being done twice: a session has one call at a time, 
 (rules/). Concurrent calls use several sessions. A session whose call ended without a known outcome is not used again.
 When the connection is lost, one thread makes another (`reconnect`, which in a shared directory may make this process
 the owner: broker/shared.py). Calls without an answer are sent again until their own deadlines.
+A submitted call (async callers) is sent once on each connection: `_changing` guards that.
 Leases are extended by the same thread, at a third of their time.
 """
 
@@ -14,10 +15,12 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
+from penstock.broker.inbox import publish_write
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import ReadStore, Staging
 from penstock.loop.requests import SettlePart
@@ -33,6 +36,7 @@ from penstock.operations import (
     LeaseItems,
     Operation,
     PublishLog,
+    PublishWrite,
     Query,
     ReadHistory,
     RedriveItems,
@@ -55,6 +59,8 @@ SHORT_GRACE = SECOND
 RECONNECT_SECONDS = 0.01
 FAILURE_SECONDS = 0.5
 """How long to wait after this process could not open the directory, before it is tried again."""
+PROMPT = 100 * MILLISECOND
+"""A call that is sent within this time has its whole wait."""
 REPEAT_SECONDS = 0.05
 """How long to wait before a repetition that the owner could not run yet is sent again."""
 TICK_SECONDS = 0.1
@@ -78,21 +84,23 @@ class RemoteCall:
         waits = isinstance(operation, LeaseItems | AwaitItems)
         self.deadline = now + self._wait + (GRACE if waits else SHORT_GRACE)
         self.done = done
-        self.sent: SentCall | None = None
-        self.where: WireConnection | None = None
-        """The connection it was last sent on."""
-        self.ended = False
         self.sendings = 0
         """How often it was sent."""
+        self.sent: SentCall | None = None
+        """Of a submitted call: its last sending."""
+        self.where: WireConnection | None = None
+        """The connection of that sending; None: it is to be sent."""
+        self.ended = False
+        """Whether a submitted call was answered or cancelled."""
 
     def prepared(self, now: int) -> Operation[Any]:
-        """The operation to send: the first time as it is, later marked as a repetition with the rest of its wait."""
+        """The operation to send: marked as a repetition if it was sent before, and with the rest of its wait."""
         self.sendings += 1
-        if self.sendings == 1:
+        if self.sendings == 1 and now - self.began < PROMPT:
             self.operation.call = self.call
             return self.operation
-        changes: dict[str, Any] = {}
-        if self.call is not None:
+        changes: dict[str, Any] = {"call": self.call}
+        if self.call is not None and self.sendings > 1:
             changes["call"] = Call(self.call.session, self.call.number, True, now - self.began)
         if hasattr(self.operation, "wait"):
             changes["wait"] = max(0, self.began + self.operation.wait - now)
@@ -122,7 +130,10 @@ class RemoteBroker:
         self._describe_owner = describe_owner
         self._open_files = files
         self._files: ReadStore | None = None
+        self._changing = threading.Lock()
+        """Held for moments, to change the connection, or a submitted call."""
         self._connection: WireConnection | None = connection
+        connection.on_late_lease = self._return_items
         self._free_sessions: list[Call] = []
         """The last call of each session that no call uses now."""
         self._submitted: dict[int, RemoteCall] = {}
@@ -131,7 +142,8 @@ class RemoteBroker:
         """(queue, partition, lease) → (seconds of the lease, when to extend it next)."""
         self._extending = False
         self._failure: PenstockError | None = None
-        """Why no connection can be made; it ends every call."""
+        """Why no connection can be made: it ends calls that were not sent yet."""
+        self._forked = False
         self._ticking = False
         """Whether the thread looks at deadlines every TICK_SECONDS."""
         self._closed = False
@@ -143,84 +155,128 @@ class RemoteBroker:
     # -- operations ----------------------------------------------------------------------------------
 
     def call(self, operation: Operation[A], /) -> A:
+        if isinstance(operation, PublishWrite):
+            published: A = publish_write(self._store().inbox, operation)  # type: ignore[assignment]
+            return published
         now = self.clock.read().elapsed
         remote = RemoteCall(operation, self._take_session(operation), now)
+        connection, sent = None, SentCall(type(operation))
         try:
             while True:
                 connection = self._wait_for_connection(remote)
-                sent = SentCall(type(operation))
-                if remote.sendings:
+                if remote.sendings or connection is not self._connection:
                     now = self.clock.read().elapsed
                 connection.send(remote.prepared(now), sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
-                if sent.done:
-                    if remote.may_be_repeated(sent, self.clock.read().elapsed):
-                        threading.Event().wait(REPEAT_SECONDS)
-                        continue
-                    self._give_session_back(remote, sent.error)
+                now = self.clock.read().elapsed
+                if sent.done and not remote.may_be_repeated(sent, now):
+                    self._give_session_back(remote, sent)
                     if sent.error is not None:
                         raise sent.error
                     answer: A = sent.answer
                     return answer
-                now = self.clock.read().elapsed
-                if not sent.lost or now >= remote.deadline:
+                if sent.done:
+                    threading.Event().wait(REPEAT_SECONDS)
+                elif not sent.lost or now >= remote.deadline:
                     connection.cancel(sent)
                     raise self._no_answer(remote)
+                sent = SentCall(type(operation))
         except PenstockError:
             raise
         except BaseException:  # an interrupt
-            if (current := self._connection) is not None:
-                with suppress(UnboundLocalError, PenstockError):
-                    current.cancel(sent)
+            if connection is not None:
+                connection.cancel(sent)
             raise
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        self._check_open()
+        """Does not wait, not even for room in the socket: the caller may be an event loop."""
+        if self._closed or self._failure is not None:
+            self._check_open()
         remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed, done or _ignore)
-        self._submitted[id(remote)] = remote
-        if (connection := self._connection) is not None:
-            self._send_submitted(remote, connection)
+        with self._changing:
+            self._submitted[id(remote)] = remote
+        if isinstance(operation, PublishWrite):
+            self._end(remote, self._outcome(operation))
+        else:
+            self._send_submitted(remote)
         if not self._ticking:
             self._wake()
         return lambda: self._cancel(remote)
 
-    def _send_submitted(self, remote: RemoteCall, connection: WireConnection) -> None:
-        """Send a submitted call, or send it again. It is lost with its connection, and sent on the next one."""
-        now = self.clock.read().elapsed
-        remote.where = connection
-        remote.sent = SentCall(type(remote.operation), lambda sent: self._answered(remote, sent))
+    def _outcome(self, operation: Operation[Any]) -> Any:
         try:
-            connection.send(remote.prepared(now), remote.sent, now + SECOND)
+            return self.call(operation)
+        except PenstockError as error:
+            return error
+
+    def _send_submitted(self, remote: RemoteCall) -> None:
+        """Send a submitted call on the present connection, unless it was sent on it already.
+
+        When the connection is lost, the call is sent again on the next one.
+        """
+        with self._changing:
+            connection = self._connection
+            if connection is None or remote.ended or remote.where is connection:
+                return
+            remote.where = connection
+            remote.sent = sent = SentCall(type(remote.operation), lambda sent: self._answered(remote, sent))
+            operation = remote.prepared(self.clock.read().elapsed)
+        try:
+            connection.send(operation, sent, None)
         except PenstockError as error:
             self._end(remote, error)
+        except Exception as error:  # a bug: the caller still gets an answer
+            _log.exception("%s was not sent", type(remote.operation).__name__)
+            self._end(remote, caused_by_bug(error))
+        if connection.has_unsent:
+            self._wake()
 
     def _answered(self, remote: RemoteCall, sent: SentCall) -> None:
-        if sent.done and remote.sent is sent and remote.may_be_repeated(sent, self.clock.read().elapsed):
-            remote.where = None  # the thread that looks at deadlines sends it again
-        elif sent.done and remote.sent is sent:
-            self._give_session_back(remote, sent.error)
+        """A sending of a submitted call was answered, or lost with its connection."""
+        with self._changing:
+            if remote.sent is not sent or (sent.lost and not self._closed and not remote.ended):
+                return  # a lost call is sent again on the next connection
+            cancelled = remote.ended
+            if not cancelled and sent.done and remote.may_be_repeated(sent, self.clock.read().elapsed):
+                remote.where = None  # the thread that looks at deadlines sends it again
+                return
+        if cancelled:
+            self._return_items(sent)
+        elif sent.done:
+            self._give_session_back(remote, sent)
             self._end(remote, sent.answer if sent.error is None else sent.error)
-        elif self._closed:
+        else:
             self._end(remote, _closed_error())
-        # Else it is lost: the thread that makes the next connection sends it again.
 
     def _end(self, remote: RemoteCall, answer: Any) -> None:
-        if self._submitted.pop(id(remote), None) is not None and remote.done is not None:
+        """End a submitted call with its answer or error, once."""
+        with self._changing:
+            if remote.ended:
+                return
             remote.ended = True
-            try:
-                remote.done(answer)
-            except Exception:  # a mistake of the caller must not end the thread that reads for others
-                _log.exception("a callback for the answer to %s failed", type(remote.operation).__name__)
+            self._submitted.pop(id(remote), None)
+        try:
+            assert remote.done is not None
+            remote.done(answer)
+        except Exception:  # a mistake of the caller must not end the thread that reads for others
+            _log.exception("a callback for the answer to %s failed", type(remote.operation).__name__)
 
     def _cancel(self, remote: RemoteCall) -> None:
-        if self._submitted.pop(id(remote), None) is not None:
-            remote.ended = True
-            if remote.where is not None and remote.sent is not None:
-                remote.where.cancel(remote.sent)
-        elif isinstance(remote.operation, LeaseItems) and remote.sent is not None and remote.sent.answer:
-            parts = [SettlePart(one.partition, one.granted.lease) for one in remote.sent.answer]  # its caller has left: give them back
+        with self._changing:
+            answered, remote.ended = remote.ended, True
+            self._submitted.pop(id(remote), None)
+            connection, sent = remote.where, remote.sent
+        if sent is not None and answered:
+            self._return_items(sent)  # its caller has left before it saw the answer
+        elif sent is not None and connection is not None:
+            connection.cancel(sent)
+
+    def _return_items(self, sent: SentCall) -> None:
+        """Return items that were leased for a call that nobody waits for any more."""
+        if sent.kind is LeaseItems and sent.answer:
+            parts = [SettlePart(one.partition, one.granted.lease) for one in sent.answer]
             with suppress(PenstockError):
-                self.submit(SettleItems(queue=remote.operation.queue, action="retry", parts=parts, counted=False))
+                self.submit(SettleItems(queue=sent.queue, action="retry", parts=parts, counted=False))
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self._extended[queue, partition, lease] = seconds, self.clock.read().elapsed + int(seconds * SECOND / 3)
@@ -243,11 +299,13 @@ class RemoteBroker:
         return self._files
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._changing:
+            if self._closed:
+                return
+            self._closed = True
+            connection = self._connection
         self._wake()
-        if (connection := self._connection) is not None:
+        if connection is not None:
             connection.close()
         self._thread.join()
         for remote in [*self._submitted.values()]:
@@ -259,7 +317,7 @@ class RemoteBroker:
 
     def abandon(self) -> None:
         """In a forked child: close the descriptors, and leave the parent's connection alone."""
-        self._failure = BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
+        self._forked = True
         if self._connection is not None:
             self._connection.abandon()
         for one in (self._wake_receiver, self._wake_sender):
@@ -277,18 +335,19 @@ class RemoteBroker:
             return Call(os.urandom(SESSION_BYTES), 1)
         return Call(last.session, last.number + 1)
 
-    def _give_session_back(self, remote: RemoteCall, error: PenstockError | None) -> None:
-        if remote.call is not None and not isinstance(error, OutcomeUnknown):
+    def _give_session_back(self, remote: RemoteCall, sent: SentCall) -> None:
+        if remote.call is not None and not _is_unknown(sent):
             self._free_sessions.append(remote.call)
 
     # -- the connection ------------------------------------------------------------------------------
 
     def _wait_for_connection(self, remote: RemoteCall) -> WireConnection:
+        """The present connection. A call that was sent before waits for one until its own deadline."""
         while True:
-            self._check_open()
             connection = self._connection
-            if connection is not None and not connection.lost:
+            if connection is not None and not connection.lost and not self._closed:
                 return connection
+            self._check_open(was_sent=bool(remote.sendings))
             if self.clock.read().elapsed >= remote.deadline:
                 raise self._no_answer(remote)
             threading.Event().wait(RECONNECT_SECONDS / 2)
@@ -307,6 +366,7 @@ class RemoteBroker:
             if connection is None or connection.lost:
                 self._connect_again()
                 continue
+            self._ticking = False  # first: whoever adds something from here on wakes this thread
             self._ticking = bool(self._submitted or self._extended)
             connection.wait_for_hang_up(self._wake_receiver.fileno(), TICK_SECONDS if self._ticking else None)
             with suppress(OSError):
@@ -314,47 +374,71 @@ class RemoteBroker:
             try:
                 self._extend_leases()
                 self._end_late_calls()
+                self._send_all()
             except Exception:  # a bug: this thread must live on, for the next connection
                 _log.exception("deadlines of calls to the owner were not looked at")
 
     def _connect_again(self) -> None:
         """Make another connection, and send calls again that had no answer on the last one."""
-        former, self._connection = self._connection, None
+        with self._changing:
+            former, self._connection = self._connection, None
         if former is not None:
             former.close()
-        connection, pause = None, RECONNECT_SECONDS
-        try:
-            connection = self._reconnect()
-            self._failure = None
-        except ConnectionLost:
-            self._failure = None
-        except PenstockError as error:
-            self._failure, pause = error, FAILURE_SECONDS
-        except Exception as error:  # a bug: this thread must live on
-            _log.exception("no connection to the owner was made")
-            self._failure, pause = caused_by_bug(error), FAILURE_SECONDS
-        if connection is None:
+        made: SimpleQueue[WireConnection | None] = SimpleQueue()
+        InterruptSafeThread(lambda: made.put(self._reconnect_until_made()))  # opening the broker may take long
+        self._ticking = True
+        connection = None
+        while not self._closed:
+            with suppress(Empty):
+                connection = made.get(timeout=TICK_SECONDS)
+                break
             self._end_late_calls()
-            threading.Event().wait(pause)
+        else:
+            connection = made.get()
+        if connection is None:
             return
+        connection.on_late_lease = self._return_items
+        with self._changing:
+            self._connection = None if self._closed else connection
+        if self._closed:
+            connection.close()
+        self._send_all()
+
+    def _reconnect_until_made(self) -> WireConnection | None:
+        """Try to connect until there is a connection; None when this broker was closed."""
+        while not self._closed:
+            pause = RECONNECT_SECONDS
+            try:
+                connection = self._reconnect()
+                self._failure = None
+                if connection is not None:
+                    return connection
+            except ConnectionLost:
+                self._failure = None
+            except PenstockError as error:
+                self._failure, pause = error, FAILURE_SECONDS
+            except Exception as error:  # a bug: the next attempt may succeed
+                _log.exception("no connection to the owner was made")
+                self._failure, pause = caused_by_bug(error), FAILURE_SECONDS
+            threading.Event().wait(pause)
+        return None
+
+    def _send_all(self) -> None:
+        """Send the submitted calls that were not sent on the present connection."""
         for remote in [*self._submitted.values()]:
-            self._send_submitted(remote, connection)
-        self._connection = connection
-        for remote in [*self._submitted.values()]:  # submitted meanwhile, without a connection
-            if remote.where is not connection:
-                self._send_submitted(remote, connection)
+            if remote.where is not self._connection:
+                self._send_submitted(remote)
 
     def _end_late_calls(self) -> None:
+        """End submitted calls at their deadlines; and those that cannot be sent."""
         now = self.clock.read().elapsed
         for remote in [*self._submitted.values()]:
             if now >= remote.deadline:
                 if remote.where is not None and remote.sent is not None:
                     remote.where.cancel(remote.sent)
                 self._end(remote, self._no_answer(remote))
-            elif self._failure is not None:
+            elif not remote.sendings and self._failure is not None:
                 self._end(remote, self._failure)
-            elif remote.where is None and (connection := self._connection) is not None:
-                self._send_submitted(remote, connection)
 
     def _extend_leases(self) -> None:
         """Extend the leases that are due, one call for each queue."""
@@ -388,10 +472,12 @@ class RemoteBroker:
         with suppress(OSError):
             self._wake_sender.send(b"\0")
 
-    def _check_open(self) -> None:
+    def _check_open(self, was_sent: bool = False) -> None:
         if self._closed:
             raise _closed_error()
-        if self._failure is not None:
+        if self._forked:
+            raise BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
+        if self._failure is not None and not was_sent:
             raise type(self._failure)(str(self._failure))  # its own exception for each thread: a traceback grows
 
 

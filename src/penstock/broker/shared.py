@@ -127,6 +127,12 @@ class SharedBroker:
         """Wait until this process is the owner, at most so long; gives whether it is."""
         return self._became_owner.wait(seconds)
 
+    def open(self) -> None:
+        """Become the owner or connect to it, unless that was done. A directory that does not exist is created."""
+        with self._opening:
+            if self._owner is None and self._remote is None and not self._closed:
+                self._connect_or_own(self.clock.read().elapsed + self._wait)
+
     def _home(self) -> Home:
         """The home that answers now. The first use after a fork connects, or makes this process the owner."""
         home = self._owner or self._remote
@@ -159,7 +165,6 @@ class SharedBroker:
             owner, server = self._owner, self._server
             if server is not None:
                 server.stop()  # first: its clients must not be told that the broker was closed
-                address.unlink(self.directory, self._socket_path)  # while the lock is still held
                 self._server = None
             if owner is not None:
                 owner.close()
@@ -212,13 +217,13 @@ class SharedBroker:
         try:
             secret = os.urandom(SECRET_BYTES).hex()
             listener, self._socket_path = address.listen(self.directory)
+            store.before_unlock = partial(address.unlink, self.directory, self._socket_path)  # only the lock's holder may
             store.lock.announce(secret, self._socket_path)
             # Clients connect from here on, and are answered when the broker is open.
             owner = self._open_owner(store)
         except BaseException as error:
             if listener is not None:
                 listener.close()
-                address.unlink(self.directory, self._socket_path)
             store.close()
             if isinstance(error, OSError):
                 raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
@@ -452,9 +457,16 @@ _shared: "weakref.WeakSet[SharedBroker]" = weakref.WeakSet()
 def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, now: bool = True, **options: Any) -> SharedHome:
     """Open a directory as its owner, or as a client of its owner. now: False opens it at its first use."""
     paths = directories(target)
-    compared = {"set of roots": paths[1:], **options}
-    broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, now=now, **options))
-    return SharedHome(broker)
+    compared = {"set of roots": paths[1:], "own": own, **options}
+    broker = _registry.enter(os.path.realpath(paths[0]), compared, lambda: SharedBroker(target, own=own, wait=wait, now=False, **options))
+    home = SharedHome(broker)
+    if now:
+        try:
+            broker.open()  # not while `_registry` is locked: it may take long
+        except BaseException:
+            home.close()
+            raise
+    return home
 
 
 def join_shared(target: Target) -> SharedHome | None:

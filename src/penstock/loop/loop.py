@@ -21,7 +21,15 @@ from typing import Any
 from penstock.logs.disk_threads import DiskThreads, sync
 from penstock.loop.meter import Meter
 from penstock.loop.partition_handle import PartitionHandle
-from penstock.loop.requests import AwaitRequest, LeaseRequest, PendingRequests, Request, not_reached_error, queue_closed_error
+from penstock.loop.requests import (
+    AwaitRequest,
+    LeaseRequest,
+    PendingRequests,
+    Request,
+    ResizeRequest,
+    not_reached_error,
+    queue_closed_error,
+)
 from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
@@ -100,7 +108,8 @@ class Loop:
 
     def run_submitted(self) -> None:
         """Run a turn in this thread for requests that were added, or have another thread run it."""
-        if not self.engine.all_in_io and self._uses_runners and self._turning.acquire(blocking=False):
+        waits = self._records_in_catalog()
+        if not waits and not self.engine.all_in_io and self._uses_runners and self._turning.acquire(blocking=False):
             try:
                 self._run_logging_bugs()
             finally:
@@ -108,6 +117,10 @@ class Loop:
             self._start_next()
         else:
             self.wake()
+
+    def _records_in_catalog(self) -> bool:
+        """Whether the next turn may record a resize, which waits for the catalog's disk."""
+        return self._pending.resizes > 0 or any(isinstance(request, ResizeRequest) for request in self.engine.deferred)
 
     def cancel(self, request: Request) -> None:
         """Stop waiting for a request. Items that were leased for it are returned."""

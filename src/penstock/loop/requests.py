@@ -363,6 +363,8 @@ class PendingRequests:
     def __init__(self, name: str) -> None:
         self._name = name
         self._waiting: deque[Request] = deque()
+        self.resizes = 0
+        """How many of them are resizes; approximate, as it is counted without a lock."""
         self.closed = False
 
     def __len__(self) -> int:
@@ -376,6 +378,7 @@ class PendingRequests:
             busy = QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
             raise request.outcome_after(busy)
         self._waiting.append(request)
+        self.resizes += isinstance(request, ResizeRequest)
         if self.closed and request.claim():  # the queue was closed meanwhile
             raise queue_closed_error(self._name)
 
@@ -396,6 +399,7 @@ class PendingRequests:
         """
         while self._waiting and len(taken) < most:
             taken.append(self._waiting[0])
+            self.resizes = max(0, self.resizes - isinstance(taken[-1], ResizeRequest))
             if not taken[-1].claim():
                 taken.pop()
             self._waiting.popleft()

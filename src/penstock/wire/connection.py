@@ -13,15 +13,16 @@ import select
 import socket
 import sys
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import msgspec
 
-from penstock.operations import Operation, answer_type
+from penstock.operations import LeaseItems, Operation, Query, answer_type
 from penstock.wire.messages import (
     ANSWER,
     CALL,
@@ -42,12 +43,13 @@ from penstock.wire.messages import (
     encode_message,
 )
 from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import PenstockError, StorageFailed
+from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.threads import InterruptSafeThread
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
 NO_ANSWER = "the owner does not answer"
+MAX_CANCELLED = 1_000
 _MAX_NUMBER = (1 << 32) - 1
 _decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
@@ -59,11 +61,11 @@ class ConnectionLost(Exception):
 class SentCall:
     """A call that was sent, until it has its answer."""
 
-    __slots__ = ("_wakeup", "answer", "done", "error", "kind", "left", "lost", "number", "on_done")
+    __slots__ = ("_wakeup", "answer", "done", "error", "kind", "left", "lost", "number", "on_done", "queue")
 
     def __init__(self, kind: type[Operation[Any]], on_done: "Callable[[SentCall], None] | None" = None) -> None:
         self.kind = kind
-        self.number = 0
+        self.number = self.queue = 0
         self.done = False
         self.lost = False
         """Whether the connection ended before the answer."""
@@ -112,10 +114,14 @@ class WireConnection:
         """Of calls with a callback."""
         self._numbers = count()
         self._sending = threading.Lock()
-        self._reading = threading.Lock()
+        """Held for moments, to add to `_unsent` and to send from it."""
+        self._unsent: deque[memoryview] = deque()
+        self._reading = threading.RLock()  # reentrant only because it knows its owner
         """Held by the thread that reads."""
-        self._reader = 0
-        """That thread."""
+        self._cancelled: OrderedDict[int, SentCall] = OrderedDict()
+        """The last leases that were cancelled: their answers may be under way."""
+        self.on_late_lease: Callable[[SentCall], None] = lambda call: None
+        """Called with a lease that was answered after it was cancelled."""
         self._callback_thread: InterruptSafeThread | None = None
         self._callbacks_wait: SimpleQueue[None] = SimpleQueue()
         self._readable, self._writable = select.poll(), select.poll()
@@ -132,11 +138,14 @@ class WireConnection:
 
     # -- calls ---------------------------------------------------------------------------------------
 
-    def send(self, operation: Operation[Any], call: SentCall, deadline: int) -> None:
-        """Send a call. When that fails, the call is lost. InvalidRequest when it is too large to be sent."""
+    def send(self, operation: Operation[Any], call: SentCall, deadline: int | None) -> None:
+        """Send a call. When that fails, the call is lost. InvalidRequest when it cannot be sent at all.
+
+        deadline: how long to wait until the owner takes it; None: do not wait, `wait_for_hang_up` sends the rest.
+        """
         number = next(self._numbers) % _MAX_NUMBER + 1
         message = encode_message(CALL, number, operation)
-        call.number = number
+        call.number, call.queue = number, operation.queue
         self._calls[number] = call
         if call.on_done is not None:
             self._callback_numbers.add(number)
@@ -156,13 +165,15 @@ class WireConnection:
                 if self._reading.acquire(blocking=False):
                     try:
                         self._read_until(lambda: call.done or call.lost, deadline)
-                    except BaseException:  # an interrupt: perhaps bytes were read and forgotten
-                        self.lose()
-                        raise
                     finally:
                         self._reading.release()
                 else:
                     call.sleep(left / SECOND)
+        except BaseException:  # an interrupt: perhaps bytes were read and forgotten
+            while self._reads_here():  # it may come between `acquire` and `try`
+                self._reading.release()
+            self.lose()
+            raise
         finally:
             call.left = True  # so that the task of reading is passed on to another thread, and not to this one
             self._pass_on()
@@ -170,9 +181,16 @@ class WireConnection:
     def cancel(self, call: SentCall) -> None:
         """Give up a call: its answer is not wanted any more."""
         self._callback_numbers.discard(call.number)
-        if self._calls.pop(call.number, None) is not None and not self.lost:
-            with suppress(ConnectionLost):
-                self._send(encode_message(CANCEL, call.number, None), self._clock.read().elapsed + SECOND)
+        if self._calls.pop(call.number, None) is None or self.lost:
+            return
+        if call.kind is LeaseItems:
+            self._cancelled[call.number] = call
+            if len(self._cancelled) > MAX_CANCELLED:
+                self._cancelled.popitem(last=False)
+        try:
+            self._send(encode_message(CANCEL, call.number, None), None)
+        except ConnectionLost:
+            self.lose()
 
     def lose(self) -> None:
         """End the connection; calls that have no answer are lost."""
@@ -195,8 +213,7 @@ class WireConnection:
         that is about to poll would wait for that file.
         """
         self.lose()
-        reads = self._reader == threading.get_ident()
-        with nullcontext() if reads else self._reading, self._sending, suppress(OSError):
+        with self._reading, self._sending, suppress(OSError):
             self._socket.close()
 
     def abandon(self) -> None:
@@ -207,29 +224,49 @@ class WireConnection:
         with suppress(OSError):
             self._socket.close()
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait until the owner takes them."""
+        return bool(self._unsent)
+
     def wait_for_hang_up(self, wake: int, seconds: float | None) -> None:
-        """Wait until the connection ends, the descriptor `wake` can be read, or the time is over."""
+        """Wait until the connection ends, the descriptor `wake` can be read, or the time is over. Sends what waits."""
         poll = select.poll()
         poll.register(wake, select.POLLIN)
         with suppress(OSError, ValueError):  # it was closed
-            poll.register(self._socket, HANG_UP)
+            poll.register(self._socket, HANG_UP | (select.POLLOUT if self._unsent else 0))
         found = poll.poll(None if seconds is None else seconds * 1000)
-        if any(descriptor != wake for descriptor, _ in found):
+        events = next((events for descriptor, events in found if descriptor != wake), 0)
+        try:
+            if events & select.POLLOUT:
+                self._send_unsent()
+            if events & ~select.POLLOUT:
+                self.lose()
+        except ConnectionLost:
             self.lose()
 
     # -- reading -------------------------------------------------------------------------------------
 
     def _read_until(self, ended: Callable[[], bool], deadline: int | None) -> None:
         """Read and pass on answers until `ended`, or the deadline; the caller holds `_reading`."""
-        self._reader = threading.get_ident()
-        try:
-            while not self.lost and not ended():
-                left = None if deadline is None else max(0, deadline - self._clock.read().elapsed) / MILLISECOND
-                if left == 0:
-                    return
-                self._read_some(left)
-        finally:
-            self._reader = 0
+        while not self.lost and not ended():
+            left = None if deadline is None else max(0, deadline - self._clock.read().elapsed) / MILLISECOND
+            if left == 0:
+                return
+            self._read_some(left)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a thread reads, or is about to."""
+        if not self._reading.acquire(blocking=False):
+            return True
+        self._reading.release()
+        return False
+
+    def _reads_here(self) -> bool:
+        """Whether this thread holds `_reading`."""
+        owned: bool = getattr(self._reading, "_is_owned")()  # noqa: B009 (not in the type stubs)
+        return owned
 
     def _read_some(self, milliseconds: float | None) -> None:
         """Wait for bytes, and pass on the answers in them."""
@@ -249,8 +286,12 @@ class WireConnection:
     def _take(self, message: Message) -> None:
         call = self._calls.pop(message.number, None)
         self._callback_numbers.discard(message.number)
-        if call is None:
-            return  # it was cancelled
+        if call is None:  # it was cancelled
+            call = self._cancelled.pop(message.number, None)
+            if call is not None and message.kind == ANSWER:
+                call.answer = _decode_answer(call.kind, message.body)
+                self.on_late_lease(call)
+            return
         try:
             if message.kind == REFUSED:
                 call.error = decode_refusal(message.body)
@@ -259,19 +300,21 @@ class WireConnection:
             else:
                 raise BrokenMessage(f"kind {message.kind}")
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            call.error = StorageFailed(f"the owner's answer cannot be understood ({error}); use the same Penstock in all processes")
+            what = f"the owner's answer cannot be understood ({error}); use the same Penstock in all processes"
+            call.error = StorageFailed(what) if issubclass(call.kind, Query) else OutcomeUnknown(what)
         call.finish()
 
     def _pass_on(self) -> None:
         """Let a thread that waits for an answer read, if none does."""
-        if self._calls and not self._reading.locked():
+        if self._calls:
             for call in [*self._calls.values()]:
                 if call.wake():
                     return
 
     def _read_for_callbacks(self) -> None:
-        if self._callback_thread is None:
-            self._callback_thread = InterruptSafeThread(self._run_callbacks)
+        with self._sending:
+            if self._callback_thread is None:
+                self._callback_thread = InterruptSafeThread(self._run_callbacks)
         self._callbacks_wait.put(None)
 
     def _run_callbacks(self) -> None:
@@ -285,26 +328,41 @@ class WireConnection:
 
     # -- sending -------------------------------------------------------------------------------------
 
-    def _send(self, message: bytes | bytearray, deadline: int) -> None:
-        """Send a message whole. ConnectionLost when that fails or the deadline passes."""
+    def _send(self, message: bytes | bytearray, deadline: int | None) -> None:
+        """Send a message after those that wait. ConnectionLost when that fails or the deadline passes.
+
+        deadline: None does not wait until the owner takes it.
+        """
         with self._sending:
-            if self.lost:
-                raise ConnectionLost("the connection has ended")
-            sent = 0
+            self._unsent.append(memoryview(message))
+        while not self._send_unsent() and deadline is not None:
+            left = deadline - self._clock.read().elapsed
+            if left <= 0 or not self._writable.poll(left / MILLISECOND):
+                raise ConnectionLost("the owner takes no messages")
+
+    def _send_unsent(self) -> bool:
+        """Send what waits, without waiting; gives whether all was sent."""
+        with self._sending:
             try:
-                while sent < len(message):
-                    try:
-                        sent += self._socket.send(memoryview(message)[sent:] if sent else message)
-                    except (BlockingIOError, InterruptedError):
-                        left = deadline - self._clock.read().elapsed
-                        if left <= 0 or not self._writable.poll(left / MILLISECOND):
-                            raise ConnectionLost("the owner takes no messages") from None
+                while self._unsent:
+                    if self.lost:
+                        raise ConnectionLost("the connection has ended")
+                    sent = self._socket.send(self._unsent[0])
+                    if sent == len(self._unsent[0]):
+                        self._unsent.popleft()
+                    else:
+                        self._unsent[0] = self._unsent[0][sent:]
+                return True
+            except (BlockingIOError, InterruptedError):
+                return False
             except (OSError, ValueError) as error:
                 raise ConnectionLost(str(error)) from error
             except ConnectionLost:
                 raise
             except BaseException:  # an interrupt: perhaps a part was sent
                 self.lost = True
+                with suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # so that the other threads notice
                 raise
 
     def _introduce(self, secret: str, deadline: int) -> Welcome:

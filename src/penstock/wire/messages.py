@@ -63,7 +63,12 @@ class BrokenMessage(Exception):
 def encode_message(kind: int, number: int, body: Any) -> bytearray:
     """A message, with the body encoded; InvalidRequest when it is too large."""
     message = bytearray(HEADER.size)
-    _encoder.encode_into(body, message, HEADER.size)
+    try:
+        _encoder.encode_into(body, message, HEADER.size)
+    except (UnicodeEncodeError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(
+            f"{type(body).__name__} cannot be sent to the owner ({error}); give texts and numbers that can be stored"
+        ) from error
     size = len(message) - HEADER.size
     if size > MAX_MESSAGE_BYTES:
         raise InvalidRequest(f"the message has {size} bytes, of {MAX_MESSAGE_BYTES} that are allowed; ask for less at a time")

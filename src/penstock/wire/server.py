@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock import operations
-from penstock.operations import AnswerCallback, Cancel, Operation
+from penstock.operations import AnswerCallback, Cancel, LeaseItems, Operation, Query
 from penstock.reports import ClientDescription
 from penstock.wire.messages import (
     ANSWER,
@@ -51,7 +51,7 @@ from penstock.wire.messages import (
 )
 from penstock.words import forks
 from penstock.words.clock import SECOND, Clock
-from penstock.words.errors import AccessDenied, InvalidRequest, PenstockError, QueueBusy, caused_by_bug
+from penstock.words.errors import AccessDenied, InvalidRequest, OutcomeUnknown, PenstockError, QueueBusy, caused_by_bug
 from penstock.words.limits import MIB
 from penstock.words.threads import InterruptSafeThread
 
@@ -78,7 +78,7 @@ class ServedBroker(Protocol):
 class ServedCall:
     """A call of a client that is not answered yet."""
 
-    __slots__ = ("cancel", "connection", "delivered", "kind", "number")
+    __slots__ = ("cancel", "connection", "delivered", "is_returned", "kind", "number")
 
     def __init__(self, connection: "ServedConnection", number: int, kind: type[Operation[Any]]) -> None:
         self.connection = connection
@@ -87,6 +87,8 @@ class ServedCall:
         self.cancel: Cancel | None = None
         self.delivered = False
         """Whether its answer was sent, or buffered to be sent."""
+        self.is_returned = False
+        """Whether its leased items are returned, because the answer was too large to be sent."""
 
 
 class ServedConnection:
@@ -253,9 +255,9 @@ class WireServer:
                 self._wake_sender.send(b"\0")
 
     def _drain_wakes(self) -> None:
-        self._woken = False
         with suppress(OSError):
             self._wake_receiver.recv(READ_BYTES)
+        self._woken = False  # afterwards: a wake-up whose byte was read just now is seen to in this round
 
     def _accept(self) -> None:
         try:
@@ -394,7 +396,8 @@ class WireServer:
         submitted, self._submitted = self._submitted, []
         cancels = self._broker.submit_all([(operation, partial(self._answer, call)) for operation, call in submitted])
         for (_, call), cancel in zip(submitted, cancels, strict=True):
-            call.cancel = cancel
+            if not call.delivered:
+                call.cancel = cancel
         outgoing, self._outgoing = self._outgoing, []
         for call, message in outgoing:
             self._deliver(call, message)
@@ -412,8 +415,10 @@ class WireServer:
             message = (
                 encode_refusal(call.number, answer) if isinstance(answer, PenstockError) else encode_message(ANSWER, call.number, answer)
             )
-        except PenstockError as error:
-            message = encode_refusal(call.number, error)
+        except PenstockError as error:  # it is too large
+            call.is_returned = call.kind is LeaseItems
+            known = call.is_returned or issubclass(call.kind, Query)
+            message = encode_refusal(call.number, error if known else OutcomeUnknown(str(error)))
         except Exception as error:  # a bug of Penstock: the client still gets an answer
             _log.exception("the answer to %s cannot be encoded", call.kind.__name__)
             message = encode_refusal(call.number, caused_by_bug(error))
@@ -423,10 +428,13 @@ class WireServer:
             self._deliver(call, message)
 
     def _deliver(self, call: ServedCall, message: bytes | bytearray) -> None:
-        call.delivered = True
+        call.delivered = not call.is_returned
         self._send(call.connection, message)
         if call.connection.ended:
             call.delivered = False
+        if call.delivered:
+            call.cancel = None  # it holds the request, with its items
+        else:
             _cancel(call)
 
     def _send(self, connection: ServedConnection, message: bytes | bytearray) -> None:

@@ -53,6 +53,8 @@ class FileStore:
         self.inbox = FileInbox(files, self.name)
         self.lock_attempts = LOCK_ATTEMPTS
         self.exclusive = True
+        self.before_unlock: Callable[[], None] = lambda: None
+        """Called while the locks are still held, when they are about to be released."""
         self._locks: list[DirectoryLock] = []
         self._roots_by_log: dict[LogId, Root] = {}
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
@@ -292,6 +294,8 @@ class FileStore:
             raise BrokerClosed(f"the directory {self.roots[0].path} is closed here (or was opened before a fork); open it again")
 
     def _unlock(self) -> None:
+        if self._locks:
+            self.before_unlock()
         while self._locks:
             self._locks.pop().release()
 
