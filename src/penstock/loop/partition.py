@@ -48,8 +48,8 @@ from penstock.words.limits import MIB, Policy
 
 DUE_ITEMS = 2_000
 """Items whose timers run in one turn; the rest waits for the next, so that other partitions are served in between."""
-CHECKPOINT_FRAMES, SOON_FRAMES = 4_000, 500
-"""Frames after which a checkpoint is written (about 50 ms of replay), and after an opening that replayed many."""
+CHECKPOINT_FRAMES, SOON_FRAMES = 5_000, 500
+"""Frames after which a checkpoint is written (about 65 ms of replay), and after an opening that replayed many."""
 CLOSE_FRAMES = 2
 """With no more frames than an opening writes, no checkpoint is written at closing, and age causes no rotation."""
 FRAME_WORTH_BYTES = 50
