@@ -156,7 +156,7 @@ def test_an_unknown_outcome_of_a_first_sending_is_told_and_its_session_is_not_us
 
 def test_a_call_without_an_answer_ends_at_its_deadline_and_is_cancelled(owner: ScriptedOwner, client: RemoteBroker) -> None:
     owner.replies.put(None)
-    with pytest.raises(OutcomeUnknown, match=r"the owner \(process 7\) has not answered for 1"):
+    with pytest.raises(OutcomeUnknown, match=r"the owner \(process 7\) has not answered for 2"):
         client.call(produce(1))
     assert owner.cancelled.get(timeout=60)
 
@@ -181,8 +181,13 @@ def test_a_failure_to_connect_ends_calls_until_it_is_over(
 
     monkeypatch.setattr(client, "_reconnect", refuse)
     owner.replies.put(DROP)
+    with pytest.raises(OutcomeUnknown):  # it was sent: "nothing was done" would be a guess
+        client.call(produce(1))
     with pytest.raises(QueueBusy, match="too many clients"):
         client.call(produce())
+    answers: SimpleQueue[Any] = SimpleQueue()
+    with pytest.raises(QueueBusy, match="too many clients"):
+        client.submit(produce(), answers.put)
     monkeypatch.setattr(client, "_reconnect", owner.connect)
     owner.replies.put(STORED)
     while True:
