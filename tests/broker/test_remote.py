@@ -185,9 +185,8 @@ def test_a_failure_to_connect_ends_calls_until_it_is_over(
         client.call(produce(1))
     with pytest.raises(QueueBusy, match="too many clients"):
         client.call(produce())
-    answers: SimpleQueue[Any] = SimpleQueue()
     with pytest.raises(QueueBusy, match="too many clients"):
-        client.submit(produce(), answers.put)
+        client.submit(produce())
     monkeypatch.setattr(client, "_reconnect", owner.connect)
     owner.replies.put(STORED)
     while True:

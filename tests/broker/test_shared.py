@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,17 @@ import pytest
 import penstock
 from penstock.broker import shared
 from penstock.broker.shared import SharedHome
-from penstock.errors import AccessDenied, BrokerClosed, BrokerLocked, InvalidRequest, OutcomeUnknown, QueueBusy, QueueExists, QueueFull
+from penstock.errors import (
+    AccessDenied,
+    BrokerClosed,
+    BrokerLocked,
+    InvalidRequest,
+    OutcomeUnknown,
+    QueueBusy,
+    QueueExists,
+    QueueFull,
+    StorageFailed,
+)
 from penstock.wire import address
 from penstock.words.clock import SECOND
 from tests.broker.owner_process import BrokerProcess
@@ -227,6 +238,62 @@ def _no_short_path(directory: str) -> Any:
     raise OSError(f"{directory} has no short path")
 
 
+def test_a_client_with_other_roots_does_not_take_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory, roots = tmp_path / "data", [str(tmp_path / "more")]
+    caplog.set_level(logging.WARNING)
+    with BrokerProcess(directory, roots=roots) as owner, penstock.open(directory) as broker:
+        queue = broker.create_queue("q", partitions=4)
+        assert "was given others; it will not take over" in caplog.text
+        owner.kill()
+        with pytest.raises((QueueBusy, OutcomeUnknown), match="has ended"):
+            queue.produce(b"x", timeout=1)
+        with BrokerProcess(directory, roots=roots):
+            queue.produce(b"x")
+            assert all(one.status == "active" for one in queue.stats().partitions)
+
+
+def test_a_directory_that_is_gone_is_not_made_anew_by_a_take_over(owner: BrokerProcess, directory: Path) -> None:
+    with penstock.open(directory) as broker:
+        queue = broker.queue("q")
+        queue.produce(b"x")
+        directory.rename(directory.with_name("moved"))
+        owner.kill()
+        with pytest.raises((OutcomeUnknown, StorageFailed)):  # it was sent before the end of the owner was noticed, or not
+            queue.produce(b"y", timeout=1)
+        with pytest.raises(StorageFailed, match="moved or deleted"):
+            queue.produce(b"y", timeout=1)
+        assert not directory.exists()
+        directory.with_name("moved").rename(directory)
+        while True:
+            with suppress(StorageFailed):
+                queue.produce(b"z")
+                break
+
+
+def test_closing_in_a_signal_handler_in_the_middle_of_a_call_is_refused(directory: Path) -> None:
+    """It would wait for ever for the call that it interrupted."""
+    program = """
+import signal, sys, penstock
+broker = penstock.open(sys.argv[1])
+queue = broker.create_queue("q")
+def handler(*_):
+    try:
+        broker.close()
+    except penstock.errors.QueueBusy as error:
+        print(error, flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, handler)
+print("ready", flush=True)
+while True:
+    queue.produce(b"x")
+"""
+    process = subprocess.Popen([sys.executable, "-c", program, str(directory)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(60) == 3
+    process.stdout.close()
+
+
 # -- who may connect -----------------------------------------------------------------------------------------
 
 
@@ -250,7 +317,7 @@ def test_another_user_is_refused_with_the_reason(owner: BrokerProcess, directory
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
-        assert "belongs to another user" in pipe.read()
+        assert "run as the user who owns the directory" in pipe.read()
     os.waitpid(child, 0)
     assert owner.ask("1 + 1") == 2
 

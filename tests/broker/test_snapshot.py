@@ -25,6 +25,7 @@ from penstock.operations import (
     Operation,
     PauseQueue,
     ProduceItems,
+    PublishLog,
     PublishWrite,
     Query,
     ReadHistory,
@@ -192,6 +193,7 @@ CHANGES: list[Operation[Any]] = [
     RenewStream(stream="s", run="", timeout=SECOND),
     EndStream(stream="s", run=""),
     FailGranted(action="bury", groups=[]),
+    PublishLog(partition=0),
     PublishWrite(write="w", source="s", number=1, parts=[]),
 ]
 
@@ -205,7 +207,7 @@ def test_a_snapshot_refuses_changes(directory_broker: DirectoryBroker) -> None:
         assert {type(change) for change in CHANGES} == {kind for kind in OPERATIONS if not issubclass(kind, Query)}
         for change in CHANGES:
             change.queue = incarnation
-            with pytest.raises(InvalidRequest, match=f"^read-only; {type(change).__name__} is for the owner"):
+            with pytest.raises(InvalidRequest, match=f"is open read-only here, and {type(change).__name__} is no query"):
                 seen.call(change)
     assert on_disk(directory_broker.path) == before
 

@@ -457,7 +457,7 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
             assert (before.ready, before.completed) == (1, 1)
             for sample in SAMPLES:
                 if not isinstance(sample, Query):
-                    with pytest.raises(InvalidRequest, match=f"read-only; {type(sample).__name__} is for the owner"):
+                    with pytest.raises(InvalidRequest, match=f"is open read-only here, and {type(sample).__name__} is no query"):
                         snapshot.call(sample)
             snapshot.refresh()
             after = snapshot.call(ReadStats(queue=queue))

@@ -505,6 +505,8 @@ class EmbeddedBroker:
         """Answer every request, make everything durable, release the directory."""
         if self._forked:
             return
+        for loop in list(self._loops.values()):
+            loop.check_not_in_call()
         with self._closing:
             if self._closed:
                 return

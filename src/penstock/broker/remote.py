@@ -130,7 +130,7 @@ class RemoteBroker:
         self._describe_owner = describe_owner
         self._open_files = files
         self._files: ReadStore | None = None
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()
         """Held for moments, to change the connection, or a submitted call."""
         self._connection: WireConnection | None = connection
         connection.on_late_lease = self._return_items

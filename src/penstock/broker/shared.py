@@ -22,7 +22,7 @@ from typing import Any
 
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.remote import RemoteBroker
-from penstock.logs.backends import FileStore, Target, directories, holder_of, open_directory, open_read_only, parse_roots
+from penstock.logs.backends import FileStore, Target, directories, holder_of, holds_broker, open_directory, open_read_only, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
@@ -205,6 +205,8 @@ class SharedBroker:
 
     def _try_to_own(self, by_itself: bool) -> bool:
         """Take the lock and open the broker; False when another process has the lock, or it is too dangerous."""
+        if by_itself and not holds_broker(self.directory):  # never make a new one
+            raise StorageFailed(f"{self.directory} is not here any more: it was moved or deleted; put it back, or end this process")
         try:
             store = open_directory(self._target, None, clock=self.clock, lock_attempts=1, exclusive=False, **self._options)
         except BrokerLocked:
@@ -228,7 +230,7 @@ class SharedBroker:
             if isinstance(error, OSError):
                 raise StorageFailed(f"the socket of {self.directory} cannot be made ({error}); open it with exclusive=True") from error
             raise
-        self._server = WireServer(owner, listener, secret)
+        self._server = WireServer(owner, listener, secret, directories(self._target)[1:])
         owner.list_clients = partial(self._server.clients, without_self=True)
         self._owner = owner
         self._became_owner.set()
@@ -255,7 +257,9 @@ class SharedBroker:
         if holder.exclusive or not holder.secret:
             raise ConnectionLost("it takes no clients yet")
         try:
-            return WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
+            connection = WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
+            self._compare_roots(connection.owner.roots)
+            return connection
         except OSError as error:
             raise ConnectionLost(str(error)) from error
         except AccessDenied:
@@ -263,6 +267,15 @@ class SharedBroker:
             if now is not None and now.secret == holder.secret:
                 raise
             raise ConnectionLost("the owner has changed") from None
+
+    def _compare_roots(self, roots: Sequence[str]) -> None:
+        """Never take over from an owner with other storage roots: their partitions would be missing."""
+        if self._own and sorted(roots) != sorted(directories(self._target)[1:]):
+            self._own = False
+            _log.warning(
+                "the owner of %s has the storage roots %s, and this process was given others; it will not take over from it",
+                self.directory, roots,
+            )  # fmt: skip
 
     def _reconnect(self) -> WireConnection | None:
         """After the connection was lost: take over if nobody owns the directory, or connect to the owner.
@@ -299,6 +312,8 @@ class SharedBroker:
         """The owner in words, for messages."""
         with suppress(PenstockError):
             holder = holder_of(self.directory)
+            if holder is not None and not self._is_locked():
+                return f"the owner of {self.directory} has ended ({holder}) and nobody has taken over (start `penstock own`): it"
             if holder is not None:
                 return f"the owner of {self.directory} ({holder})"
         return f"the owner of {self.directory}"
@@ -310,7 +325,9 @@ class SharedBroker:
                 f"while this runs: `penstock own {self.directory}`, a worker, or penstock.open({self.directory!r})"
             )
         why = "" if str(error) == NO_ANSWER else f" ({error})"
-        return BrokerLocked(f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or end that process")
+        return BrokerLocked(
+            f"{self.describe_owner()} does not answer{why}; wait longer (wait=…), or continue that process (kill -CONT) or end it"
+        )
 
     def _is_locked(self) -> bool:
         try:

@@ -156,7 +156,7 @@ class Snapshot:
         if kind in QUERY_HANDLERS:
             answer: A = QUERY_HANDLERS[kind](self._queue(operation.queue), operation)
             return answer
-        raise InvalidRequest(f"read-only; {kind.__name__} is for the owner of {self._store.name}: ask its broker")
+        raise InvalidRequest(f"{self._store.name} is open read-only here, and {kind.__name__} is no query; open it without read_only")
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """`done` is called before this returns."""
@@ -169,7 +169,7 @@ class Snapshot:
         return lambda: None
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, /) -> None:
-        raise InvalidRequest(f"read-only; only the owner of {self._store.name} extends leases: ask its broker")
+        raise InvalidRequest(f"{self._store.name} is open read-only here, and leases are not extended; open it without read_only")
 
     stop_extending = auto_extend
 

@@ -141,7 +141,7 @@ class CommandContext:
 
     def require_broker(self) -> None:
         """Raise unless the directory exists and holds a broker."""
-        advice = "fix the path, or create a queue there: penstock queue create"
+        advice = "fix the path, or create a broker there: penstock queue create, or penstock own --create"
         if not os.path.lexists(self.target):
             raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)
         if not holds_broker(self.target):

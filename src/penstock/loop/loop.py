@@ -397,6 +397,15 @@ class Loop:
         with self._turning:
             return function(self.engine)
 
+    def check_not_in_call(self) -> None:
+        """QueueBusy when this thread is in the middle of a call: closing would wait for it for ever."""
+        me = threading.get_ident()
+        if self._has_turn() or any(handle.waiting_thread == me for handle in list(self.engine.handles_in_io.values())):
+            raise QueueBusy(
+                "closed in the middle of a call of this thread (from a signal handler?); let the handler raise an exception, "
+                "for example by sys.exit, and close the broker where that arrives"
+            )
+
     def close(self, error: PenstockError | None = None) -> None:
         """Run the pending requests, make everything durable and close the partitions. Waiting requests get `error`."""
         if self._closed:

@@ -13,7 +13,7 @@ import select
 import socket
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -43,13 +43,12 @@ from penstock.wire.messages import (
     encode_message,
 )
 from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
 from penstock.words.threads import InterruptSafeThread
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
 NO_ANSWER = "the owner does not answer"
-MAX_CANCELLED = 1_000
 _MAX_NUMBER = (1 << 32) - 1
 _decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
@@ -113,13 +112,13 @@ class WireConnection:
         self._callback_numbers: set[int] = set()
         """Of calls with a callback."""
         self._numbers = count()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # reentrant only because it knows its owner
         """Held for moments, to add to `_unsent` and to send from it."""
         self._unsent: deque[memoryview] = deque()
         self._reading = threading.RLock()  # reentrant only because it knows its owner
         """Held by the thread that reads."""
-        self._cancelled: OrderedDict[int, SentCall] = OrderedDict()
-        """The last leases that were cancelled: their answers may be under way."""
+        self._cancelled: dict[int, SentCall] = {}
+        """Leases that were cancelled and not answered yet."""
         self.on_late_lease: Callable[[SentCall], None] = lambda call: None
         """Called with a lease that was answered after it was cancelled."""
         self._callback_thread: InterruptSafeThread | None = None
@@ -143,6 +142,8 @@ class WireConnection:
 
         deadline: how long to wait until the owner takes it; None: do not wait, `wait_for_hang_up` sends the rest.
         """
+        if _is_owned(self._sending) or (deadline is not None and _is_owned(self._reading)):
+            raise QueueBusy("called in the middle of another call of this thread (from a signal handler?); try again when it has returned")
         number = next(self._numbers) % _MAX_NUMBER + 1
         message = encode_message(CALL, number, operation)
         call.number, call.queue = number, operation.queue
@@ -170,7 +171,7 @@ class WireConnection:
                 else:
                     call.sleep(left / SECOND)
         except BaseException:  # an interrupt: perhaps bytes were read and forgotten
-            while self._reads_here():  # it may come between `acquire` and `try`
+            while _is_owned(self._reading):  # it may come between `acquire` and `try`
                 self._reading.release()
             self.lose()
             raise
@@ -185,8 +186,7 @@ class WireConnection:
             return
         if call.kind is LeaseItems:
             self._cancelled[call.number] = call
-            if len(self._cancelled) > MAX_CANCELLED:
-                self._cancelled.popitem(last=False)
+            self._read_for_callbacks()  # the owner answers: with items that must be returned, or that it was cancelled
         try:
             self._send(encode_message(CANCEL, call.number, None), None)
         except ConnectionLost:
@@ -263,11 +263,6 @@ class WireConnection:
         self._reading.release()
         return False
 
-    def _reads_here(self) -> bool:
-        """Whether this thread holds `_reading`."""
-        owned: bool = getattr(self._reading, "_is_owned")()  # noqa: B009 (not in the type stubs)
-        return owned
-
     def _read_some(self, milliseconds: float | None) -> None:
         """Wait for bytes, and pass on the answers in them."""
         try:
@@ -323,7 +318,7 @@ class WireConnection:
             while not self._callbacks_wait.empty():
                 self._callbacks_wait.get()
             with self._reading:
-                self._read_until(lambda: not self._callback_numbers, None)
+                self._read_until(lambda: not self._callback_numbers and not self._cancelled, None)
             self._pass_on()
 
     # -- sending -------------------------------------------------------------------------------------
@@ -383,6 +378,12 @@ class WireConnection:
                 return msgspec.msgpack.decode(found[0].body, type=Welcome)
             if found or not data:
                 raise ConnectionLost("the owner did not answer the hello")
+
+
+def _is_owned(lock: Any) -> bool:
+    """Whether this thread holds an RLock."""
+    owned: bool = lock._is_owned()
+    return owned
 
 
 def _decode_answer(kind: type[Operation[Any]], body: bytes) -> Any:

@@ -3,8 +3,8 @@
 Owns: the layout of a message, `MessageBuffer`, `Hello` and `Welcome`, and the version of the protocol. A message is
     u32 length of the body | u8 kind | u32 number of the call | body          little-endian
 A client begins with HELLO and the owner answers WELCOME, or REFUSED and closes the connection. Then the client sends
-CALL (body: an operation) and CANCEL, and the owner sends one ANSWER or REFUSED for each call that was not cancelled,
-in any order. Bodies are MessagePack.
+CALL (body: an operation) and CANCEL, and the owner sends one ANSWER or REFUSED for each call, in any order; REFUSED for
+a call that was cancelled before it was answered. Bodies are MessagePack.
 Compatibility: both sides must have the same MAJOR. Within it, fields are only added, with defaults that are not sent:
 so an older side refuses only what it cannot do (an unknown kind of operation, or a field that it does not know).
 """
@@ -48,6 +48,8 @@ class Welcome(msgspec.Struct, omit_defaults=True):
     minor: int
     pid: int = 0
     host: str = ""
+    roots: list[str] = []
+    """Its storage roots besides the directory itself."""
 
 
 class Message(NamedTuple):

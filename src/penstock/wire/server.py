@@ -157,11 +157,12 @@ class ServedConnection:
 class WireServer:
     """Serves a broker to other processes."""
 
-    def __init__(self, broker: ServedBroker, listener: socket.socket, secret: str) -> None:
+    def __init__(self, broker: ServedBroker, listener: socket.socket, secret: str, roots: Sequence[str] = ()) -> None:
         self._broker = broker
         self._clock = broker.clock
         self._listener = listener
         self._secret = secret.encode()
+        self._welcome = Welcome(MAJOR, MINOR, os.getpid(), os.uname().nodename[:200], [*roots])
         self._connections: set[ServedConnection] = set()
         self._sessions: dict[bytes, tuple[int, ServedCall]] = {}
         """The newest call of each session, until the connection that sent it ends."""
@@ -335,7 +336,7 @@ class WireServer:
 
     def _take(self, connection: ServedConnection, message: Message) -> None:
         if connection.hello is None:
-            self._welcome(connection, message)
+            self._introduce(connection, message)
         elif message.kind == CALL:
             try:
                 self._take_call(connection, message)
@@ -346,10 +347,11 @@ class WireServer:
             if call is not None:
                 self._submitted = [one for one in self._submitted if one[1] is not call]
                 _cancel(call)
+                self._send(connection, encode_refusal(message.number, QueueBusy("the call was cancelled; nothing was done")))
         else:
             raise BrokenMessage(f"kind {message.kind}")
 
-    def _welcome(self, connection: ServedConnection, message: Message) -> None:
+    def _introduce(self, connection: ServedConnection, message: Message) -> None:
         if message.kind != HELLO:
             raise BrokenMessage("it did not begin with a hello")
         try:
@@ -366,7 +368,7 @@ class WireServer:
         else:
             connection.hello = hello
             connection.received.limit = MAX_MESSAGE_BYTES
-            self._send(connection, encode_message(WELCOME, 0, Welcome(MAJOR, MINOR, os.getpid(), os.uname().nodename[:200])))
+            self._send(connection, encode_message(WELCOME, 0, self._welcome))
 
     def _refuse(self, connection: ServedConnection, error: PenstockError) -> None:
         connection.send(encode_refusal(0, error))

@@ -99,7 +99,9 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
         try:
             handle = files.lock(path)
         except PermissionError as error:
-            raise AccessDenied(f"{path} belongs to another user ({error}); run as that user, or open the directory read-only") from error
+            raise AccessDenied(
+                f"{path} cannot be opened ({error}); run as the user who owns the directory, or open it read-only"
+            ) from error
         if handle is not None:
             break
     if handle is None:
@@ -123,7 +125,9 @@ def read_holder(files: Files, root: str) -> LockHolder | None:
         finally:
             files.close(handle)
     except PermissionError as error:
-        raise AccessDenied(f"{root}/{LOCK} belongs to another user ({error}); run as that user, or open the directory read-only") from error
+        raise AccessDenied(
+            f"{root}/{LOCK} cannot be opened ({error}); run as the user who owns the directory, or open it read-only"
+        ) from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
