@@ -31,13 +31,13 @@ from penstock.wire.messages import (
     MAJOR,
     MAX_MESSAGE_BYTES,
     MINOR,
-    READ_BYTES,
     REFUSED,
     WELCOME,
     BrokenMessage,
     Hello,
     Message,
     MessageBuffer,
+    ReadBuffer,
     Welcome,
     decode_refusal,
     encode_message,
@@ -107,6 +107,7 @@ class WireConnection:
         self.lost = False
         self._socket = sock
         self._clock = clock
+        self._memory = ReadBuffer()
         self._received = MessageBuffer(MAX_MESSAGE_BYTES)
         self._calls: dict[int, SentCall] = {}
         self._callback_numbers: set[int] = set()
@@ -268,7 +269,7 @@ class WireConnection:
         try:
             if not self._readable.poll(milliseconds):
                 return
-            data = self._socket.recv(READ_BYTES)
+            data = self._memory.receive(self._socket)
             if not data:
                 raise ConnectionLost("the owner closed the connection")
             for message in self._received.feed(data):
@@ -368,7 +369,7 @@ class WireConnection:
             if left <= 0 or not self._readable.poll(left / MILLISECOND):
                 raise ConnectionLost(NO_ANSWER)
             try:
-                data = self._socket.recv(READ_BYTES)
+                data = self._memory.receive(self._socket)
                 found = self._received.feed(data)
             except (OSError, BrokenMessage) as error:
                 raise ConnectionLost(str(error)) from error

@@ -9,6 +9,7 @@ Compatibility: both sides must have the same MAJOR. Within it, fields are only a
 so an older side refuses only what it cannot do (an unknown kind of operation, or a field that it does not know).
 """
 
+import socket
 import struct
 from typing import Any, NamedTuple
 
@@ -84,6 +85,17 @@ def encode_refusal(number: int, error: PenstockError) -> bytearray:
 
 def decode_refusal(body: bytes) -> PenstockError:
     return msgspec.msgpack.decode(body, type=Refused).error()
+
+
+class ReadBuffer:
+    """Memory to read into, used again and again: `recv` would allocate READ_BYTES each time, which is slow."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(bytearray(READ_BYTES))
+
+    def receive(self, sock: socket.socket) -> bytes:
+        """The bytes that have arrived; b"" at the end of the connection. Raises as `recv_into`."""
+        return bytes(self._memory[: sock.recv_into(self._memory)])
 
 
 class MessageBuffer:

@@ -39,12 +39,12 @@ from penstock.wire.messages import (
     MAX_HELLO_BYTES,
     MAX_MESSAGE_BYTES,
     MINOR,
-    READ_BYTES,
     WELCOME,
     BrokenMessage,
     Hello,
     Message,
     MessageBuffer,
+    ReadBuffer,
     Welcome,
     encode_message,
     encode_refusal,
@@ -162,6 +162,7 @@ class WireServer:
         self._clock = broker.clock
         self._listener = listener
         self._secret = secret.encode()
+        self._memory = ReadBuffer()
         self._welcome = Welcome(MAJOR, MINOR, os.getpid(), os.uname().nodename[:200], [*roots])
         self._connections: set[ServedConnection] = set()
         self._sessions: dict[bytes, tuple[int, ServedCall]] = {}
@@ -257,7 +258,7 @@ class WireServer:
 
     def _drain_wakes(self) -> None:
         with suppress(OSError):
-            self._wake_receiver.recv(READ_BYTES)
+            self._wake_receiver.recv(4096)
         self._woken = False  # afterwards: a wake-up whose byte was read just now is seen to in this round
 
     def _accept(self) -> None:
@@ -285,7 +286,7 @@ class WireServer:
                 connection.send_more(self._clock.read().elapsed)
                 self._watch(connection)
             if events & selectors.EVENT_READ:
-                data = connection.socket.recv(READ_BYTES)
+                data = self._memory.receive(connection.socket)
                 if not data:
                     self._end(connection)
                     return
