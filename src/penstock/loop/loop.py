@@ -317,14 +317,14 @@ class Loop:
     def _end_io(self, handle: PartitionHandle) -> None:
         """Take a partition back whose I/O is over, and have the next turn run if there is one to run."""
         engine = self.engine
-        handle.waiting_thread = 0
+        by_caller, handle.waiting_thread = handle.waiting_thread != 0, 0
         engine.io_finished.append(handle)
         with self._turning:
             if engine.io_finished:
                 engine.finish_io(engine.clock.read().elapsed)
                 if engine.answered:
                     self.meter.turn((), engine.answered, engine.clock.read().elapsed, 0)
-        self._start_next()
+        self._start_next(here=not by_caller)
         if self._ending is not None:
             self._ending.put(None)
 
@@ -348,11 +348,18 @@ class Loop:
                     handle.set_recovery_job()
                     self._disk.run_job(self.engine.incarnation, handle.number, partial(self._run_job, handle))
 
-    def _start_next(self) -> None:
-        """After a turn: wake a thread that runs the next one, or plan it, if one is needed."""
+    def _start_next(self, here: bool = False) -> None:
+        """After a turn: wake a thread that runs the next one, or plan it, if one is needed.
+
+        here: this is a disk thread, which may run it itself if no caller's thread does: requests of other processes have
+        none.
+        """
         if self._pending and self._pending.wake_one():
             return
         if self.engine.wants_turn and any(request.wake() for request in self.engine.deferred):
+            return
+        if self.busy and here:
+            self.run_submitted()
             return
         if self.busy:
             self.wake()
