@@ -351,7 +351,7 @@ class Loop:
     def _start_next(self, here: bool = False) -> None:
         """After a turn: wake a thread that runs the next one, or plan it, if one is needed.
 
-        here: this is a disk thread, which runs it itself if no caller's thread does, as for requests of other processes.
+        here: this is a disk thread, which runs it itself if no caller's thread does (requests of other processes).
         """
         if self._pending and self._pending.wake_one():
             return
