@@ -159,7 +159,10 @@ def test_beside_a_stopped_owner_commands_that_change_name_it(orders_cli: Command
     with programs.python(programs.OPEN, orders_cli.target) as owner:
         with programs.stopped(owner):
             said = orders_cli.refused("--owner-timeout", "100ms", *args, code=4)
-            assert f"(process {owner.pid} on " in said and "does not answer; wait longer (penstock --owner-timeout …), or end" in said
+            assert (
+                f"(process {owner.pid} on " in said
+                and "does not answer; wait longer (penstock --owner-timeout …), or continue that process" in said
+            )
             assert f"process {owner.pid} on " in orders_cli.run("--owner-timeout", "100ms", "repair", code=4).err
         orders_cli.run("produce", "orders", "y")
 
@@ -187,7 +190,7 @@ def test_a_worker_that_may_not_own(orders_cli: CommandLine, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     worker = ["work", "live_handlers:handle", "-q", "orders", "--until-empty", "--no-own"]
     said = orders_cli.run("--owner-timeout", "100ms", *worker, code=4).err
-    assert "no process has " in said and f"may not own it (--no-own); start `penstock own {orders_cli.target}`" in said
+    assert "no process has " in said and "may not own it (--no-own); keep it open" in said and f"`penstock own {orders_cli.target}`" in said
     with programs.python(programs.OPEN, orders_cli.target):
         orders_cli.run("produce", "orders", "x")
         assert orders_cli.out(*worker) == "1 done"
