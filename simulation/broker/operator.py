@@ -44,6 +44,9 @@ from simulation.broker.random_input import RandomInput
 MOST_PARTITIONS = 4
 MOVED = "moved"
 
+MOST_TURNS = 1_000
+"""More than the pending requests of a queue need."""
+
 
 class Operator:
     """Creates, changes, resizes and clears queues."""
@@ -256,9 +259,11 @@ class Operator:
         self._harness.let_disks_answer(incarnation)
         for loop in self._broker.loops():
             if loop.engine.incarnation == incarnation:
-                self._harness.turn(loop)
-                while loop in self._harness.loops_due():
+                turns = 0
+                while not turns or loop in self._harness.loops_due():
                     self._harness.turn(loop)
+                    turns += 1
+                    assert turns < MOST_TURNS, f"queue {loop.engine.name!r} wants one turn after the other, for ever"
 
 
 class Inspector:

@@ -448,7 +448,7 @@ def an_interrupt_drops_the_requests_of_other_callers(patch: Patch) -> None:
     patch.setattr(QueueEngine, "requeue_undone", lambda self, taken, error: None)
 
 
-@bug(40)
+@bug(500)
 def an_interrupt_executes_committed_requests_again(patch: Patch) -> None:
     def give_up(self: QueueEngine, taken: Sequence[requests.Request], error: BaseException) -> None:
         self._committing = False
