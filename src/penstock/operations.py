@@ -36,7 +36,7 @@ from penstock.reports import (
 from penstock.rules.commands import Call, Settled
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Clock
-from penstock.words.errors import InvalidRequest, Refused
+from penstock.words.errors import InvalidRequest, PenstockError, Refused
 
 A = TypeVar("A")
 Scope: TypeAlias = Literal["look", "read", "produce", "consume", "admin"]
@@ -463,6 +463,17 @@ class Home(Protocol):
     def staging(self) -> Staging: ...
 
     def close(self) -> None: ...
+
+
+def submit_at_once(call: Callable[[Operation[Any]], Any], operation: Operation[Any], done: AnswerCallback | None) -> Cancel:
+    """The `submit` of a home that answers in the caller's thread: `done` is called before this returns."""
+    try:
+        answer = call(operation)
+    except PenstockError as error:
+        answer = error
+    if done is not None:
+        done(answer)
+    return lambda: None
 
 
 # -- encoding ----------------------------------------------------------------------------------------

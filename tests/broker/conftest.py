@@ -7,7 +7,7 @@ import pytest
 
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.directory_broker import DirectoryBroker
-from tests.broker.storages import BrokerStorage, DirectoryStorage, MemoryStorage, SimulatedStorage
+from tests.broker.storages import BrokerStorage, DirectoryStorage, MemoryStorage, PartlyFailingFiles, SimulatedStorage
 
 STORAGES: dict[str, Callable[[], BrokerStorage]] = {"memory": MemoryStorage, "files": SimulatedStorage}
 
@@ -40,6 +40,15 @@ def directory_broker(tmp_path: Path) -> Iterator[DirectoryBroker]:
 def file_broker() -> Iterator[BrokerUnderTest]:
     """A broker without threads on a simulated disk. After each test its counts must be true, and it can be closed."""
     broker = BrokerUnderTest(SimulatedStorage())
+    yield broker
+    broker.check()
+    broker.embedded.close()
+
+
+@pytest.fixture
+def patchy() -> Iterator[BrokerUnderTest]:
+    """The same on a disk of which a test makes parts fail (`partly_failing_disk`)."""
+    broker = BrokerUnderTest(SimulatedStorage(PartlyFailingFiles()))
     yield broker
     broker.check()
     broker.embedded.close()

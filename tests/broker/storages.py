@@ -114,3 +114,8 @@ class DirectoryStorage(BrokerStorage):
 
     def open(self, **options: Any) -> EmbeddedBroker:
         return EmbeddedBroker.open(self._path, durability=self._durability, **options)
+
+
+def partly_failing_disk(storage: BrokerStorage) -> PartlyFailingFiles:
+    assert isinstance(storage, SimulatedStorage) and isinstance(storage.files, PartlyFailingFiles)
+    return storage.files

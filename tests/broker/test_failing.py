@@ -2,7 +2,6 @@
 
 import errno
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,22 +11,9 @@ from penstock.operations import ListCursors, MoveCursor, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at, refusal
-from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
+from tests.broker.storages import PartlyFailingFiles, SimulatedStorage, partly_failing_disk
 
 BAD = 2
-
-
-@pytest.fixture
-def patchy() -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(SimulatedStorage(PartlyFailingFiles()))
-    yield broker
-    broker.check()
-    broker.embedded.close()
-
-
-def disk(broker: BrokerUnderTest) -> PartlyFailingFiles:
-    assert isinstance(broker.storage, SimulatedStorage) and isinstance(broker.storage.files, PartlyFailingFiles)
-    return broker.storage.files
 
 
 def one_key_each(queue: QueueUnderTest) -> list[str]:
@@ -38,7 +24,7 @@ def one_key_each(queue: QueueUnderTest) -> list[str]:
 def failing(broker: BrokerUnderTest, partitions: int = 4) -> QueueUnderTest:
     """A queue with one partition that is known to be failing."""
     queue = broker.create(partitions=partitions)
-    disk(broker).break_partition(BAD)
+    partly_failing_disk(broker.storage).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, BAD)[0])
     assert statuses(queue)[BAD] == "failing"
@@ -68,7 +54,7 @@ def test_items_with_a_key_get_an_error_that_may_be_repeated(patchy: BrokerUnderT
 @pytest.mark.parametrize("known", [False, True], ids=["fails now", "known to fail"])
 def test_a_mixed_batch_fails_only_in_part(patchy: BrokerUnderTest, known: bool) -> None:
     queue = failing(patchy) if known else patchy.create(partitions=4)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     keys = one_key_each(queue)
     answer = queue.produce_batch(batch_of("a", "b", "c", "d", keys=keys))
     assert [(part.partition, part.refused is None) for part in answer] == [(0, True), (1, True), (2, False), (3, True)]
@@ -83,7 +69,7 @@ def test_the_other_partitions_work_in_the_turn_in_which_one_fails(patchy: Broker
     keys = one_key_each(queue)
     queue.produce(*keys, keys=keys)
     held = queue.lease()
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     requests = [queue.submit(ProduceRequest(batch_of(f"{key}-again", key=key))) for key in keys]
     waiting = queue.submit(LeaseRequest(10, deadline=patchy.deadline(60)))
     settled = queue.settle("complete", held.parts)
@@ -96,10 +82,10 @@ def test_a_lease_that_cannot_be_stored_is_not_given(patchy: BrokerUnderTest) -> 
     """A waiting lease waits on, and gets the items when the partition has recovered."""
     queue = patchy.create(partitions=4)
     queue.produce("kept", key=keys_at(queue, BAD)[0])
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     asked = queue.submit_lease(wait=600)
     assert not asked.done
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert asked.leased.texts == ["kept"]
     assert asked.leased.attempts == [1]
@@ -109,7 +95,7 @@ def test_a_failing_partition_recovers_when_its_disk_works_again(patchy: BrokerUn
     queue = failing(patchy)
     patchy.advance_in_steps(60)
     assert statuses(queue)[BAD] == "failing"
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert set(statuses(queue).values()) == {"active"}
     assert queue.stats().warnings == []
@@ -125,11 +111,11 @@ def test_back_off_grows_from_half_a_second_to_five(patchy: BrokerUnderTest) -> N
         now = patchy.clock.read().elapsed
         assert handle.next_run is not None
         waits.append(handle.next_run - now)
-        before = len(disk(patchy).tried)
+        before = len(partly_failing_disk(patchy.storage).tried)
         patchy.advance((waits[-1] - 1) / 1_000_000)
-        assert len(disk(patchy).tried) == before, "it is left alone until then"
+        assert len(partly_failing_disk(patchy.storage).tried) == before, "it is left alone until then"
         patchy.advance(0.000_001)
-        assert len(disk(patchy).tried) > before
+        assert len(partly_failing_disk(patchy.storage).tried) > before
     plain = [min(LAST_WAIT, FIRST_WAIT * 1.5**number) for number in range(40)]
     assert (FIRST_WAIT, LAST_WAIT, JITTER) == (500_000, 5_000_000, 0.2)
     shares = [wait / expected for wait, expected in zip(waits, plain, strict=True)]
@@ -140,10 +126,10 @@ def test_back_off_grows_from_half_a_second_to_five(patchy: BrokerUnderTest) -> N
 def test_back_off_begins_anew_after_a_success(patchy: BrokerUnderTest) -> None:
     queue = failing(patchy)
     patchy.advance_in_steps(60)
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     queue.produce("fine", key=keys_at(queue, BAD)[0])
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     with pytest.raises(PenstockError):
         queue.produce("not", key=keys_at(queue, BAD)[0])
     handle = queue.loop.engine.handles[BAD]
@@ -154,7 +140,7 @@ def test_back_off_begins_anew_after_a_success(patchy: BrokerUnderTest) -> None:
 def test_slots_do_not_move_to_a_failing_partition(patchy: BrokerUnderTest) -> None:
     """The second partition cannot be retired while the first, which would take its slots, is failing."""
     queue = patchy.create(partitions=2)
-    disk(patchy).break_partition(0)
+    partly_failing_disk(patchy.storage).break_partition(0)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, 0)[0])
     with pytest.raises(StorageFailed, match=r"partition 0 is failing \(.*\); it will be reopened"):
@@ -164,13 +150,13 @@ def test_slots_do_not_move_to_a_failing_partition(patchy: BrokerUnderTest) -> No
 
 def test_produce_says_that_all_partitions_are_failing(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=2)
-    disk(patchy).failing_paths.add("/0000")
+    partly_failing_disk(patchy.storage).failing_paths.add("/0000")
     for _ in range(2):
         with pytest.raises((StorageFailed, OutcomeUnknown)):
             queue.produce("x")
     with pytest.raises(StorageFailed, match=r"no partition of queue 'q' is usable .*; try again"):
         queue.produce("x")
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     queue.produce("y")
     assert queue.drain() == ["y"]
@@ -182,7 +168,7 @@ def test_one_failed_write_is_undone_and_reported(patchy: BrokerUnderTest) -> Non
     (key,) = keys_at(queue, 1)
     queue.produce("before", key=key)
     for how in ("write", "sync"):
-        files = disk(patchy)
+        files = partly_failing_disk(patchy.storage)
         files.fail(files.calls + (1 if how == "write" else 2), errno.EIO)
         with pytest.raises(StorageFailed):
             queue.produce("lost", key=key)
@@ -198,12 +184,12 @@ def test_dead_letters_wait_for_a_partition_that_fails(patchy: BrokerUnderTest) -
     dead = patchy.create("dead", partitions=4)
     source = patchy.create("source", dead_queue="dead")
     key = keys_at(dead, BAD)[0]
-    disk(patchy).failing_paths.add(f"{dead.incarnation:016x}/{BAD:05d}/")
+    partly_failing_disk(patchy.storage).failing_paths.add(f"{dead.incarnation:016x}/{BAD:05d}/")
     source.produce("letter", key=key)
     source.lease().bury()
     patchy.advance_in_steps(20)
     assert source.counts() == {"moving": 1} and source.stats().transfers == 1
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(10)
     assert source.counts() == {} and source.stats().transfers == 0
     assert dead.drain() == ["letter"]
@@ -214,7 +200,7 @@ def test_a_redrive_is_refused_as_a_whole_while_a_partition_fails(patchy: BrokerU
     keys = one_key_each(queue)
     queue.produce(*keys, keys=keys)
     queue.lease().bury()
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys[BAD])
     for chosen in (None, {0: [0], BAD: [0]}):
@@ -222,7 +208,7 @@ def test_a_redrive_is_refused_as_a_whole_while_a_partition_fails(patchy: BrokerU
             queue.call(RedriveItems(items=chosen, to=queue.incarnation))
     assert {one.partition: one.buried for one in queue.stats().partitions if one.partition != BAD} == {0: 1, 1: 1, 3: 1}
     assert queue.call(RedriveItems(items={0: [0], 1: [0]}, to=queue.incarnation)) == 2
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert queue.call(RedriveItems(to=queue.incarnation)) == 2
 
@@ -241,9 +227,11 @@ def test_a_partition_that_cannot_be_opened_is_left_out_and_reported(patchy: Brok
     queue = patchy.create(partitions=4)
     keys = one_key_each(queue)
     queue.produce(*keys, keys=keys)
-    logs = [path for path in disk(patchy).contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log")]
+    logs = [
+        path for path in partly_failing_disk(patchy.storage).contents() if f"{queue.incarnation:016x}" in path and path.endswith(".log")
+    ]
     paths = [next(path for path in logs if f"/{number:05d}/" in path) for number in (1, BAD)]
-    disk(patchy).put_file(paths[1], disk(patchy).content(paths[0]))  # another partition's log
+    partly_failing_disk(patchy.storage).put_file(paths[1], partly_failing_disk(patchy.storage).content(paths[0]))  # another partition's log
     patchy.kill()
     found = queue.stats().partitions[BAD]
     assert found.status == "failing" and "put the file back where it belongs" in found.error
@@ -260,11 +248,11 @@ def test_a_partition_that_fails_while_opening_is_tried_again(patchy: BrokerUnder
     queue = patchy.create(partitions=4)
     keys = one_key_each(queue)
     queue.produce(*keys, keys=keys)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     patchy.kill()
     assert statuses(queue)[BAD] == "failing"
     assert len(queue.drain()) == 3
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert queue.drain() == [keys[BAD]]
 
@@ -316,10 +304,10 @@ def test_an_unknown_outcome_of_part_of_a_batch_is_settled_by_repeating_it(patchy
     queue = patchy.create(partitions=4)
     keys = one_key_each(queue)
     batch = batch_of("a", "b", "c", "d", keys=keys)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     first = queue.produce_batch(batch, "r")
     assert isinstance(refusal(first[BAD]), OutcomeUnknown)
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     second = queue.produce_batch(batch, "r")
     assert [part.stored is not None and part.stored.repeated for part in second] == [True, True, False, True]

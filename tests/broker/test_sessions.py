@@ -1,6 +1,6 @@
 """Calls of a client's session that are repeated after a lost answer: nothing is done twice, the answer is the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -15,7 +15,7 @@ from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueFull, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, QueueUnderTest, batch_of, ids_of, keys_at, refusal
 from tests.broker.crashes import crash_at_each_call, disk_after
-from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
+from tests.broker.storages import partly_failing_disk
 
 KEYS = [f"key-{number}" for number in range(8)]
 BAD = 2
@@ -36,19 +36,6 @@ def lease(queue: QueueUnderTest, count: int, call: Call, wait: int = 0) -> Lease
 
 def settle(queue: QueueUnderTest, parts: list[SettlePart], call: Call, **options: object) -> list[object]:
     return list(queue.call(SettleItems(parts=parts, call=call, **({"action": "complete"} | options))))  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def patchy() -> Iterator[BrokerUnderTest]:
-    broker = BrokerUnderTest(SimulatedStorage(PartlyFailingFiles()))
-    yield broker
-    broker.check()
-    broker.embedded.close()
-
-
-def disk(broker: BrokerUnderTest) -> PartlyFailingFiles:
-    assert isinstance(broker.storage, SimulatedStorage) and isinstance(broker.storage.files, PartlyFailingFiles)
-    return broker.storage.files
 
 
 # -- produce -------------------------------------------------------------------------------------------
@@ -185,10 +172,10 @@ def test_a_full_queue_answers_the_repetition_of_what_is_stored(broker: BrokerUnd
 def test_a_repetition_that_cannot_add_the_rest_says_which_items_are_stored(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=4)
     batch = batch_of("a", "b", keys=[keys_at(queue, number)[0] for number in (0, BAD)])
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     stored, unknown = queue.call(ProduceItems(batch=batch, call=FIRST))
     assert isinstance(refusal(unknown), OutcomeUnknown)
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     queue.update(max_items=1)
     answer = queue.submit(ProduceRequest(batch, deadline=patchy.deadline(5), call=AGAIN))
@@ -233,7 +220,7 @@ def test_a_call_with_a_request_id_is_found_by_both(broker: BrokerUnderTest) -> N
 def test_items_without_a_key_go_elsewhere_with_a_request_id_too(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=4)
     queue.produce("there", key=keys_at(queue, BAD)[0], request="known there")
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, BAD)[0])
     for number in range(60):
@@ -243,7 +230,7 @@ def test_items_without_a_key_go_elsewhere_with_a_request_id_too(patchy: BrokerUn
     assert queue.counts()["ready"] == 120
     with pytest.raises(StorageFailed, match="partition 2 is failing"):
         queue.produce("there", key=keys_at(queue, BAD)[0], request="known there")
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert queue.produce("there", key=keys_at(queue, BAD)[0], request="known there") == ["2-0"]
     assert queue.counts()["ready"] == 121
@@ -252,12 +239,12 @@ def test_items_without_a_key_go_elsewhere_with_a_request_id_too(patchy: BrokerUn
 def test_the_repetition_of_what_a_failing_partition_has_is_of_unknown_outcome(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=4)
     first = produce(queue, batch_of("a", key=keys_at(queue, BAD)[0]), FIRST)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, BAD)[0])
     with pytest.raises(OutcomeUnknown, match="its repetition could not be run"):
         produce(queue, batch_of("a", key=keys_at(queue, BAD)[0]), AGAIN)
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert produce(queue, batch_of("a", key=keys_at(queue, BAD)[0]), AGAIN) == first
 
@@ -265,7 +252,7 @@ def test_the_repetition_of_what_a_failing_partition_has_is_of_unknown_outcome(pa
 def test_a_partition_that_was_never_open_cannot_be_asked(patchy: BrokerUnderTest) -> None:
     queue = patchy.create(partitions=4)
     queue.produce("there", key=keys_at(queue, BAD)[0], request="r")
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     patchy.kill()
     queue.produce("no id")
     with pytest.raises(StorageFailed, match="partition 2 cannot be asked whether it knows this request") as refused:
@@ -278,7 +265,7 @@ def test_a_partition_that_was_never_open_cannot_be_asked(patchy: BrokerUnderTest
     ):
         with pytest.raises(OutcomeUnknown, match="cannot be asked"):
             ask()
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     queue.produce("x", request="other")
     assert sorted(queue.drain()) == ["first sending", "no id", "there", "x"]
@@ -288,10 +275,10 @@ def test_a_part_that_was_refused_is_added_by_the_repetition(patchy: BrokerUnderT
     queue = patchy.create(partitions=4)
     keys = [keys_at(queue, number)[0] for number in range(4)]
     batch = batch_of("a", "b", "c", "d", keys=keys)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     first = queue.call(ProduceItems(batch=batch, call=FIRST))
     assert isinstance(refusal(first[BAD]), OutcomeUnknown)
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     queue.resize(2)
     patchy.turn()
@@ -463,12 +450,12 @@ def test_a_repeated_settle_that_a_failing_partition_may_know_is_of_unknown_outco
     queue.produce("a", key=keys_at(queue, BAD)[0])
     held = queue.lease(1)
     settle(queue, held.parts, FIRST)
-    disk(patchy).break_partition(BAD)
+    partly_failing_disk(patchy.storage).break_partition(BAD)
     with pytest.raises((StorageFailed, OutcomeUnknown)):
         queue.produce("lost", key=keys_at(queue, BAD)[0])
     (unknown,) = settle(queue, held.parts, AGAIN)
     assert isinstance(refusal(unknown), OutcomeUnknown)  # type: ignore[arg-type]
-    disk(patchy).failing_paths.clear()
+    partly_failing_disk(patchy.storage).failing_paths.clear()
     patchy.advance_in_steps(7)
     assert settle(queue, held.parts, AGAIN) == settle(queue, held.parts, AGAIN)
 

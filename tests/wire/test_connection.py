@@ -46,8 +46,8 @@ def test_a_thread_that_leaves_at_its_deadline_lets_another_one_read(tmp_path: Pa
         now = connection._clock.read().elapsed
         first, second = lease(connection, queue.incarnation), lease(connection, queue.incarnation)
         reader = in_thread(lambda: connection.wait(first, now + SECOND // 2))
-        while not connection.is_read:
-            pass
+        while connection._reading.acquire(blocking=False):  # until the other thread reads
+            connection._reading.release()
         other = in_thread(lambda: connection.wait(second, now + MINUTE))
         reader.join()
         assert not first.done

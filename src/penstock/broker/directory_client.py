@@ -16,9 +16,9 @@ from penstock.broker.shared import SharedBroker, join_shared
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import TIMEOUT, A, AnswerCallback, Cancel, Home, Operation, PublishWrite, Query
+from penstock.operations import TIMEOUT, A, AnswerCallback, Cancel, Home, Operation, PublishWrite, Query, submit_at_once
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, PenstockError
+from penstock.words.errors import BrokerClosed
 
 
 class DirectoryClient:
@@ -47,15 +47,9 @@ class DirectoryClient:
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """The first change waits for the connection."""
-        if not isinstance(operation, PublishWrite):
-            return self._home_for(operation).submit(operation, done)
-        try:
-            answer: Any = self.call(operation)
-        except PenstockError as error:
-            answer = error
-        if done is not None:
-            done(answer)
-        return lambda: None
+        if isinstance(operation, PublishWrite):
+            return submit_at_once(self.call, operation, done)
+        return self._home_for(operation).submit(operation, done)
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self._connected().auto_extend(queue, partition, lease, seconds)

@@ -15,11 +15,11 @@ from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import Target, directories, holder_of, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, Cancel, Operation, Query
+from penstock.operations import A, AnswerCallback, Cancel, Operation, Query, submit_at_once
 from penstock.wire import address
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import AccessDenied, BrokerClosed, InvalidRequest, PenstockError
+from penstock.words.errors import AccessDenied, InvalidRequest, PenstockError, broker_closed_error
 
 PATIENCE = 2 * SECOND
 """How long the owner may take to answer a hello. It answers one at once, however slow its disks are."""
@@ -53,7 +53,7 @@ class DirectoryView:
 
     def call(self, operation: Operation[A], /) -> A:
         if self._closed:
-            raise BrokerClosed("the broker is closed; open it again")
+            raise broker_closed_error()
         if not isinstance(operation, Query):
             raise InvalidRequest(
                 f"{self._directory} is only looked at, and {type(operation).__name__} is no query; open it with penstock.open"
@@ -75,13 +75,7 @@ class DirectoryView:
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """`done` is called before this returns."""
-        try:
-            found: Any = self.call(operation)
-        except PenstockError as error:
-            found = error
-        if done is not None:
-            done(found)
-        return lambda: None
+        return submit_at_once(self.call, operation, done)
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         raise InvalidRequest(f"{self._directory} is only looked at; open it with penstock.open to extend leases")

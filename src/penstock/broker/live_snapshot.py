@@ -17,7 +17,7 @@ from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Operation
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, InvalidRequest, PenstockError, caused_by_bug
+from penstock.words.errors import InvalidRequest, PenstockError, broker_closed_error, caused_by_bug
 from penstock.words.threads import InterruptSafePool
 
 _log = logging.getLogger("penstock")
@@ -53,7 +53,7 @@ class LiveSnapshot:
     def _open(self) -> Snapshot:
         """The snapshot, opened if it is not; the caller holds `_reading`."""
         if self._closed:
-            raise BrokerClosed("the broker is closed; open it again")
+            raise broker_closed_error()
         if self._snapshot is None:
             target, files, _ = self._opened_with
             self._snapshot = Snapshot.open(target, files=files, clock=self.clock)
@@ -82,7 +82,7 @@ class LiveSnapshot:
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         if self._closed:
-            raise BrokerClosed("the broker is closed; open it again")
+            raise broker_closed_error()
         wanted = [done] if done is not None else []
         deadline = self._deadline(operation)
 

@@ -44,11 +44,12 @@ from penstock.operations import (
     ResizeQueue,
     SeekItems,
     SettleItems,
+    submit_at_once,
 )
 from penstock.rules.commands import Call
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused, caused_by_bug
+from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused, broker_closed_error, caused_by_bug
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -158,15 +159,12 @@ class RemoteBroker:
         if isinstance(operation, PublishWrite):
             published: A = publish_write(self._store().inbox, operation)  # type: ignore[assignment]
             return published
-        now = self.clock.read().elapsed
-        remote = RemoteCall(operation, self._take_session(operation), now)
+        remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed)
         connection, sent = None, SentCall(type(operation))
         try:
             while True:
                 connection = self._wait_for_connection(remote)
-                if remote.sendings or connection is not self._connection:
-                    now = self.clock.read().elapsed
-                connection.send(remote.prepared(now), sent, remote.deadline)
+                connection.send(remote.prepared(self.clock.read().elapsed), sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
                 now = self.clock.read().elapsed
                 if sent.done and not remote.may_be_repeated(sent, now):
@@ -192,22 +190,15 @@ class RemoteBroker:
         """Does not wait, not even for room in the socket: the caller may be an event loop."""
         if self._closed or self._failure is not None:
             self._check_open()
+        if isinstance(operation, PublishWrite):
+            return submit_at_once(self.call, operation, done)
         remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed, done or _ignore)
         with self._changing:
             self._submitted[id(remote)] = remote
-        if isinstance(operation, PublishWrite):
-            self._end(remote, self._outcome(operation))
-        else:
-            self._send_submitted(remote)
+        self._send_submitted(remote)
         if not self._ticking:
             self._wake()
         return lambda: self._cancel(remote)
-
-    def _outcome(self, operation: Operation[Any]) -> Any:
-        try:
-            return self.call(operation)
-        except PenstockError as error:
-            return error
 
     def _send_submitted(self, remote: RemoteCall) -> None:
         """Send a submitted call on the present connection, unless it was sent on it already.
@@ -246,7 +237,7 @@ class RemoteBroker:
             self._give_session_back(remote, sent)
             self._end(remote, sent.answer if sent.error is None else sent.error)
         else:
-            self._end(remote, _closed_error())
+            self._end(remote, broker_closed_error())
 
     def _end(self, remote: RemoteCall, answer: Any) -> None:
         """End a submitted call with its answer or error, once."""
@@ -309,7 +300,7 @@ class RemoteBroker:
             connection.close()
         self._thread.join()
         for remote in [*self._submitted.values()]:
-            self._end(remote, _closed_error())
+            self._end(remote, broker_closed_error())
         for one in (self._wake_receiver, self._wake_sender):
             one.close()
         if self._files is not None:
@@ -474,7 +465,7 @@ class RemoteBroker:
 
     def _check_open(self, was_sent: bool = False) -> None:
         if self._closed:
-            raise _closed_error()
+            raise broker_closed_error()
         if self._forked:
             raise BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
         if self._failure is not None and not was_sent:
@@ -488,10 +479,6 @@ def _is_unknown(sent: SentCall) -> bool:
     parts = sent.answer if isinstance(sent.answer, list) else ()
     refusals = (part if isinstance(part, Refused) else getattr(part, "refused", None) for part in parts)
     return any(isinstance(one, Refused) and one.code == OutcomeUnknown.code for one in refusals)
-
-
-def _closed_error() -> BrokerClosed:
-    return BrokerClosed("the broker is closed; open it again")
 
 
 def _ignore(answer: Any) -> None:

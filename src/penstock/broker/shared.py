@@ -30,7 +30,16 @@ from penstock.wire import address
 from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
 from penstock.wire.server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
-from penstock.words.errors import AccessDenied, BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
+from penstock.words.errors import (
+    AccessDenied,
+    BrokerClosed,
+    BrokerLocked,
+    CorruptLog,
+    InvalidRequest,
+    PenstockError,
+    StorageFailed,
+    broker_closed_error,
+)
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -66,7 +75,7 @@ class SharedBroker:
         self._told_unfinished = False
         self._became_owner = threading.Event()
         if now:
-            self._connect_or_own(self.clock.read().elapsed + wait)
+            self.open()
         _shared.add(self)
 
     # -- operations ----------------------------------------------------------------------------------
@@ -139,11 +148,11 @@ class SharedBroker:
         if home is None:
             with self._opening:
                 if self._closed:
-                    raise BrokerClosed("the broker is closed; open it again")
-                if self._owner is None and self._remote is None:
-                    if not os.path.isdir(self.directory):  # never make a new broker where one was expected
-                        raise BrokerClosed(f"{self.directory} is not here; a broker can be used by processes of one machine only")
-                    self._connect_or_own(self.clock.read().elapsed + self._wait)
+                    raise broker_closed_error()
+                if self._owner is None and self._remote is None and not os.path.isdir(self.directory):
+                    # Never make a new broker where one was expected.
+                    raise BrokerClosed(f"{self.directory} is not here; a broker can be used by processes of one machine only")
+                self.open()
                 home = self._owner or self._remote
         assert home is not None
         return home
@@ -374,12 +383,12 @@ class SharedHome:
 
     def call(self, operation: Operation[A], /) -> A:
         if self._closed:
-            raise _closed_error()
+            raise broker_closed_error()
         return self.broker.call(operation)
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         if self._closed:
-            raise _closed_error()
+            raise broker_closed_error()
         return self.broker.submit(operation, done)
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
@@ -390,7 +399,7 @@ class SharedHome:
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         if self._closed:
-            raise _closed_error()
+            raise broker_closed_error()
         return self.broker.log(queue, partition)
 
     def staging(self) -> Staging:
@@ -415,10 +424,6 @@ class SharedHome:
 
     def __repr__(self) -> str:
         return f"SharedHome({self.broker!r}{', closed' if self._closed else ''})"
-
-
-def _closed_error() -> BrokerClosed:
-    return BrokerClosed("the broker is closed; open it again")
 
 
 # -- the shared brokers of this process --------------------------------------------------------------

@@ -37,6 +37,7 @@ from penstock.operations import (
     ReadGrant,
     ReadHistory,
     ReadSlotMap,
+    submit_at_once,
 )
 from penstock.reports import ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
@@ -160,13 +161,7 @@ class Snapshot:
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         """`done` is called before this returns."""
-        try:
-            found: Any = self.call(operation)
-        except PenstockError as error:
-            found = error
-        if done is not None:
-            done(found)
-        return lambda: None
+        return submit_at_once(self.call, operation, done)
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, /) -> None:
         raise InvalidRequest(f"{self._store.name} is open read-only here, and leases are not extended; open it without read_only")

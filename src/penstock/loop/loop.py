@@ -34,6 +34,7 @@ from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
+from penstock.words.threads import is_held_here
 
 MAX_REQUESTS = 1_000
 """Most requests of one turn."""
@@ -202,8 +203,7 @@ class Loop:
 
     def _has_turn(self) -> bool:
         """Whether this thread runs a turn."""
-        owned: bool = getattr(self._turning, "_is_owned")()  # noqa: B009 (not in the type stubs)
-        return owned
+        return is_held_here(self._turning)
 
     def _turn(self) -> None:
         taken: list[Request] = []

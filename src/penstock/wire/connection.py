@@ -44,7 +44,7 @@ from penstock.wire.messages import (
 )
 from penstock.words.clock import MILLISECOND, SECOND, Clock
 from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, StorageFailed
-from penstock.words.threads import InterruptSafeThread
+from penstock.words.threads import InterruptSafeThread, is_held_here
 
 HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
@@ -143,7 +143,7 @@ class WireConnection:
 
         deadline: how long to wait until the owner takes it; None: do not wait, `wait_for_hang_up` sends the rest.
         """
-        if _is_owned(self._sending) or (deadline is not None and _is_owned(self._reading)):
+        if is_held_here(self._sending) or (deadline is not None and is_held_here(self._reading)):
             raise QueueBusy("called in the middle of another call of this thread (from a signal handler?); try again when it has returned")
         number = next(self._numbers) % _MAX_NUMBER + 1
         message = encode_message(CALL, number, operation)
@@ -172,7 +172,7 @@ class WireConnection:
                 else:
                     call.sleep(left / SECOND)
         except BaseException:  # an interrupt: perhaps bytes were read and forgotten
-            while _is_owned(self._reading):  # it may come between `acquire` and `try`
+            while is_held_here(self._reading):  # it may come between `acquire` and `try`
                 self._reading.release()
             self.lose()
             raise
@@ -255,14 +255,6 @@ class WireConnection:
             if left == 0:
                 return
             self._read_some(left)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a thread reads, or is about to."""
-        if not self._reading.acquire(blocking=False):
-            return True
-        self._reading.release()
-        return False
 
     def _read_some(self, milliseconds: float | None) -> None:
         """Wait for bytes, and pass on the answers in them."""
@@ -379,12 +371,6 @@ class WireConnection:
                 return msgspec.msgpack.decode(found[0].body, type=Welcome)
             if found or not data:
                 raise ConnectionLost("the owner did not answer the hello")
-
-
-def _is_owned(lock: Any) -> bool:
-    """Whether this thread holds an RLock."""
-    owned: bool = lock._is_owned()
-    return owned
 
 
 def _decode_answer(kind: type[Operation[Any]], body: bytes) -> Any:

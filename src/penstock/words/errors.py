@@ -114,6 +114,10 @@ class BrokerClosed(PenstockError):
     http_status = 503
 
 
+def broker_closed_error() -> BrokerClosed:
+    return BrokerClosed("the broker is closed; open it again")
+
+
 # -- the directory needs attention -------------------------------------------------------------------
 
 

@@ -10,6 +10,13 @@ import logging
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Any
+
+
+def is_held_here(lock: Any) -> bool:
+    """Whether this thread holds an RLock."""
+    held: bool = lock._is_owned()  # not in the type stubs
+    return held
 
 
 class InterruptSafeThread:
