@@ -60,6 +60,8 @@ MAX_CONNECTIONS = 1_000
 MAX_WAITING_CALLS = 10_000
 """Of one connection."""
 MAX_SESSIONS = 100_000
+CALLS_AT_ONCE = 64
+"""Calls of one connection that are taken together: their answers, of whatever size, are added to what is unsent."""
 UNSENT_BYTES = 32 * MIB
 """A connection with more unsent bytes than this is not read until it has taken some of them."""
 STALLED = 60 * SECOND
@@ -101,6 +103,8 @@ class ServedConnection:
         self.since = now
         self.since_wall = 0
         self.calls: dict[int, ServedCall] = {}
+        self.backlog: deque[Message] = deque()
+        """Messages that were read and not taken yet."""
         self.unsent: deque[memoryview] = deque()
         self.unsent_bytes = 0
         self.progress_at = now
@@ -167,6 +171,8 @@ class WireServer:
         self._connections: set[ServedConnection] = set()
         self._sessions: dict[bytes, tuple[int, ServedCall]] = {}
         """The newest call of each session, until the connection that sent it ends."""
+        self._backlogged: set[ServedConnection] = set()
+        """Connections of which not all calls that were read have been taken."""
         self._attention: deque[ServedConnection] = deque()
         """Connections that another thread has found to be broken or slow."""
         self._submitted: list[tuple[Operation[Any], ServedCall]] = []
@@ -228,7 +234,9 @@ class WireServer:
                 one.close()
 
     def _serve_once(self) -> None:
-        ready = self._selector.select(CHECK_SECONDS if self._connections or not self._accepts else None)
+        takeable = any(one.unsent_bytes <= UNSENT_BYTES for one in self._backlogged)
+        ready = self._selector.select(0 if takeable else CHECK_SECONDS if self._connections or not self._accepts else None)
+        self._take_backlogs()
         for key, events in ready:
             if isinstance(key.data, ServedConnection):
                 self._serve(key.data, events)
@@ -290,8 +298,8 @@ class WireServer:
                 if not data:
                     self._end(connection)
                     return
-                for message in connection.received.feed(data):
-                    self._take(connection, message)
+                connection.backlog.extend(connection.received.feed(data))
+                self._take_backlog(connection)
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, BrokenMessage) as error:
@@ -299,12 +307,32 @@ class WireServer:
                 _log.warning("a client sent what cannot be understood (%s); its connection was closed", error)
             self._end(connection)
 
+    def _take_backlog(self, connection: ServedConnection) -> None:
+        """Take some of the calls that were read, unless the connection has too much unsent. Raises BrokenMessage."""
+        for _ in range(CALLS_AT_ONCE):
+            if not connection.backlog or connection.unsent_bytes > UNSENT_BYTES or connection.ended:
+                break
+            self._take(connection, connection.backlog.popleft())
+        if connection.backlog:
+            self._backlogged.add(connection)
+        else:
+            self._backlogged.discard(connection)
+        self._watch(connection)
+
+    def _take_backlogs(self) -> None:
+        for connection in [*self._backlogged]:
+            try:
+                self._take_backlog(connection)
+            except BrokenMessage as error:
+                _log.warning("a client sent what cannot be understood (%s); its connection was closed", error)
+                self._end(connection)
+
     def _watch(self, connection: ServedConnection) -> None:
         """Wait for what the connection needs: room to send, and calls unless it has too much unsent."""
         if connection.ended:
             self._end(connection)
             return
-        wanted = 0 if connection.unsent_bytes > UNSENT_BYTES else selectors.EVENT_READ
+        wanted = 0 if connection.unsent_bytes > UNSENT_BYTES or connection.backlog else selectors.EVENT_READ
         if connection.unsent:
             wanted |= selectors.EVENT_WRITE
         if wanted != connection.watched and connection in self._connections:
@@ -317,6 +345,7 @@ class WireServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self._backlogged.discard(connection)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.close()
