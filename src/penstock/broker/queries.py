@@ -406,7 +406,14 @@ QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
 
 
 def metrics(loop: Loop) -> QueueMetrics:
-    """Counters and latencies of a queue since the broker was opened."""
+    """Counters and latencies of a queue since the broker was opened. Read between turns: a turn counts what it has
+    answered when it ends.
+    """
+    found: QueueMetrics = loop.run_between_turns(lambda engine: _metrics(loop))
+    return found
+
+
+def _metrics(loop: Loop) -> QueueMetrics:
     meter = loop.meter
     latencies = {
         verb: Latency(
