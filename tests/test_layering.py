@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "penstock"
-LAYERS = ["words", "rules", "logs", "loop", "operations", "tables", "wire", "broker", "api", "worker", "edges"]
+LAYERS = ["words", "rules", "logs", "loop", "operations", "tables", "wire", "broker", "api", "worker", "server", "edges"]
 EDGES = {"cli", "spark"}
 """Folders that together are the topmost layer."""
 OPERATIONS = {"operations", "reports"}

@@ -128,7 +128,9 @@ class ReportProgress(Operation[None]):
 
 
 class FindQueue(Query[QueueDescription]):
-    name: str
+    """The queue of this name; without a name, the queue of this incarnation."""
+
+    name: str = ""
 
 
 class ListQueues(Query[list[QueueDescription]]):
@@ -474,6 +476,20 @@ def submit_at_once(call: Callable[[Operation[Any]], Any], operation: Operation[A
     if done is not None:
         done(answer)
     return lambda: None
+
+
+def submit_each(
+    submit: Callable[[Operation[Any], AnswerCallback], Cancel], submitted: Sequence[tuple[Operation[Any], AnswerCallback]]
+) -> list[Cancel]:
+    """The `submit_all` of a home that submits one operation after the other. Errors are passed to the callbacks."""
+    cancels: list[Cancel] = []
+    for operation, done in submitted:
+        try:
+            cancels.append(submit(operation, done))
+        except PenstockError as error:
+            cancels.append(lambda: None)
+            done(error)
+    return cancels
 
 
 # -- encoding ----------------------------------------------------------------------------------------

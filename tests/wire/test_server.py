@@ -16,7 +16,7 @@ from penstock.broker.shared import SharedBroker, SharedHome
 from penstock.logs.backends import holder_of
 from penstock.operations import CreateQueue, FindQueue, LeaseItems, ListItems, ProduceItems, ReadStats
 from penstock.rules.commands import Call
-from penstock.wire import address, server
+from penstock.wire import address, socket_server
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.wire.messages import (
     ANSWER,
@@ -241,13 +241,13 @@ def test_an_original_that_is_read_after_its_repetition_is_ignored(broker: pensto
 
 
 def test_a_client_that_says_nothing_is_closed(broker: penstock.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HELLO_WITHIN", 0)
+    monkeypatch.setattr(socket_server, "HELLO_WITHIN", 0)
     with closing(RawClient(broker, hello=False)) as client:
         assert client.receive() is None
 
 
 def test_a_client_that_reads_nothing_holds_up_nobody(broker: penstock.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "UNSENT_BYTES", 1 << 20)
+    monkeypatch.setattr(socket_server, "UNSENT_BYTES", 1 << 20)
     queue = broker.queue("q")
     queue.produce(b"x" * (1 << 20))
     owner = owner_of(broker)
@@ -260,7 +260,7 @@ def test_a_client_that_reads_nothing_holds_up_nobody(broker: penstock.Broker, mo
             try:
                 slow.socket.send(encode_message(CALL, number, ListItems(queue=incarnation(broker), limit=10)))
             except BlockingIOError:
-                if all(one.unsent_bytes > server.UNSENT_BYTES for one in owner._server._connections):  # type: ignore[union-attr]
+                if all(one.unsent_bytes > socket_server.UNSENT_BYTES for one in owner._server._connections):  # type: ignore[union-attr]
                     break
         connections = [*owner._server._connections]  # type: ignore[union-attr]
         assert max(one.unsent_bytes for one in connections) < 300 << 20
@@ -269,7 +269,7 @@ def test_a_client_that_reads_nothing_holds_up_nobody(broker: penstock.Broker, mo
             other.send(CALL, 1, ReadStats(queue=incarnation(broker)))
             message = other.receive()
             assert message is not None and message.kind == ANSWER
-        monkeypatch.setattr(server, "STALLED", 0)
+        monkeypatch.setattr(socket_server, "STALLED", 0)
         while len(owner._server._connections):  # type: ignore[union-attr]
             threading.Event().wait(0.01)
     queue.produce(b"y")
@@ -295,7 +295,7 @@ def test_two_hundred_clients(broker: penstock.Broker) -> None:
 
 
 def test_more_clients_than_allowed_are_refused(broker: penstock.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(socket_server, "MAX_CONNECTIONS", 2)
     clients = [RawClient(broker) for _ in range(2)]
     for client in clients:
         assert client.receive() is not None
@@ -312,7 +312,7 @@ def test_more_clients_than_allowed_are_refused(broker: penstock.Broker, monkeypa
 
 
 def test_too_many_waiting_calls_of_one_client_are_refused(broker: penstock.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_WAITING_CALLS", 3)
+    monkeypatch.setattr(socket_server, "MAX_WAITING_CALLS", 3)
     with closing(RawClient(broker)) as client:
         assert client.receive() is not None
         for number in range(1, 5):

@@ -75,11 +75,13 @@ SESSION_BYTES = 16
 class RemoteCall:
     """One operation on its way to the owner, perhaps sent several times."""
 
-    __slots__ = ("_wait", "began", "call", "deadline", "done", "ended", "operation", "sendings", "sent", "where")
+    __slots__ = ("_wait", "began", "call", "deadline", "done", "ended", "is_passed_on", "operation", "sendings", "sent", "where")
 
     def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback | None = None) -> None:
         self.operation = operation
         self.call = call
+        self.is_passed_on = operation.call is not None
+        """Whether it is a call of another client's session."""
         self.began = now
         self._wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
         waits = isinstance(operation, LeaseItems | AwaitItems)
@@ -97,12 +99,11 @@ class RemoteCall:
     def prepared(self, now: int) -> Operation[Any]:
         """The operation to send: marked as a repetition if it was sent before, and with the rest of its wait."""
         self.sendings += 1
-        if self.sendings == 1 and now - self.began < PROMPT:
-            self.operation.call = self.call
-            return self.operation
         changes: dict[str, Any] = {"call": self.call}
+        if self.sendings == 1 and now - self.began < PROMPT:
+            return msgspec.structs.replace(self.operation, **changes)
         if self.call is not None and self.sendings > 1:
-            changes["call"] = Call(self.call.session, self.call.number, True, now - self.began)
+            changes["call"] = Call(self.call.session, self.call.number, True, self.call.age + now - self.began)
         if hasattr(self.operation, "wait"):
             changes["wait"] = max(0, self.began + self.operation.wait - now)
         return msgspec.structs.replace(self.operation, **changes)
@@ -317,9 +318,12 @@ class RemoteBroker:
     # -- sessions ------------------------------------------------------------------------------------
 
     def _take_session(self, operation: Operation[Any]) -> Call | None:
-        """The next call of a session that is free, or the first of a new one; None for a query."""
-        if isinstance(operation, Query):
-            return None
+        """The next call of a session that is free, or the first of a new one; None for a query.
+
+        A server passes on the operations of its clients: these are calls of the client's sessions already.
+        """
+        if isinstance(operation, Query) or operation.call is not None:
+            return operation.call
         try:
             last = self._free_sessions.pop()
         except IndexError:
@@ -327,7 +331,7 @@ class RemoteBroker:
         return Call(last.session, last.number + 1)
 
     def _give_session_back(self, remote: RemoteCall, sent: SentCall) -> None:
-        if remote.call is not None and not _is_unknown(sent):
+        if remote.call is not None and not remote.is_passed_on and not _is_unknown(sent):
             self._free_sessions.append(remote.call)
 
     # -- the connection ------------------------------------------------------------------------------

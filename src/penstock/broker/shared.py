@@ -25,10 +25,10 @@ from penstock.broker.remote import RemoteBroker
 from penstock.logs.backends import FileStore, Target, directories, holder_of, holds_broker, open_directory, open_read_only, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
+from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, submit_each
 from penstock.wire import address
 from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
-from penstock.wire.server import WireServer
+from penstock.wire.socket_server import WireServer
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import (
     AccessDenied,
@@ -86,6 +86,11 @@ class SharedBroker:
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
         home = self._owner or self._remote
         return self._submit_when_open(operation, done) if home is None else home.submit(operation, done)
+
+    def submit_all(self, submitted: Sequence[tuple[Operation[Any], AnswerCallback]], /) -> list[Cancel]:
+        """Submit operations that came together. The owner runs the turns that they share in this thread."""
+        owner = self._owner
+        return submit_each(self.submit, submitted) if owner is None else owner.submit_all(submitted)
 
     def _submit_when_open(self, operation: Operation[Any], done: AnswerCallback | None) -> Cancel:
         """Open the broker in another thread, then submit: the caller may be an event loop, and must not wait."""
@@ -390,6 +395,12 @@ class SharedHome:
         if self._closed:
             raise broker_closed_error()
         return self.broker.submit(operation, done)
+
+    def submit_all(self, submitted: Sequence[tuple[Operation[Any], AnswerCallback]], /) -> list[Cancel]:
+        """Submit operations that came together, for a server."""
+        if self._closed:
+            raise broker_closed_error()
+        return self.broker.submit_all(submitted)
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
         self.broker.auto_extend(queue, partition, lease, seconds)

@@ -40,7 +40,7 @@ from penstock.operations import (
     submit_at_once,
 )
 from penstock.reports import ItemEvent, OwnerDescription, QueueDescription, describe_queue
-from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_name
+from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_incarnation, entry_by_name
 from penstock.rules.events import Event
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -182,7 +182,8 @@ class Snapshot:
         return self._store.inbox
 
     def _find(self, operation: FindQueue) -> QueueDescription:
-        return describe_queue(entry_by_name(self._catalog, operation.name))
+        found = entry_by_name(self._catalog, operation.name) if operation.name else entry_by_incarnation(self._catalog, operation.queue)
+        return describe_queue(found)
 
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of, lambda at: self._reader(at.queue, at.partition).sequence + 1)

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.operations import LeaseItems, Operation, Query, answer_type
+from penstock.operations import LeaseItems, Operation, Query
 from penstock.wire.messages import (
     ANSWER,
     CALL,
@@ -39,6 +39,7 @@ from penstock.wire.messages import (
     MessageBuffer,
     ReadBuffer,
     Welcome,
+    decode_answer,
     decode_refusal,
     encode_message,
 )
@@ -50,7 +51,6 @@ HANG_UP = getattr(select, "POLLRDHUP", 0)
 """macOS reports a hang-up without being asked for it."""
 NO_ANSWER = "the owner does not answer"
 _MAX_NUMBER = (1 << 32) - 1
-_decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
 
 class ConnectionLost(Exception):
@@ -277,14 +277,14 @@ class WireConnection:
         if call is None:  # it was cancelled
             call = self._cancelled.pop(message.number, None)
             if call is not None and message.kind == ANSWER:
-                call.answer = _decode_answer(call.kind, message.body)
+                call.answer = decode_answer(call.kind, message.body)
                 self.on_late_lease(call)
             return
         try:
             if message.kind == REFUSED:
                 call.error = decode_refusal(message.body)
             elif message.kind == ANSWER:
-                call.answer = _decode_answer(call.kind, message.body)
+                call.answer = decode_answer(call.kind, message.body)
             else:
                 raise BrokenMessage(f"kind {message.kind}")
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -371,10 +371,3 @@ class WireConnection:
                 return msgspec.msgpack.decode(found[0].body, type=Welcome)
             if found or not data:
                 raise ConnectionLost("the owner did not answer the hello")
-
-
-def _decode_answer(kind: type[Operation[Any]], body: bytes) -> Any:
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(answer_type(kind))
-    return decoder.decode(body)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from penstock.operations import Operation, answer_type
 from penstock.words.errors import InvalidRequest, PenstockError, Refused
 from penstock.words.limits import KIB, MAX_BATCH_BYTES
 
@@ -28,6 +29,7 @@ MAX_MESSAGE_BYTES = 4 * MAX_BATCH_BYTES
 READ_BYTES = 256 * KIB
 
 _encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type[Operation[Any]], "msgspec.msgpack.Decoder[Any]"] = {}
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -85,6 +87,14 @@ def encode_refusal(number: int, error: PenstockError) -> bytearray:
 
 def decode_refusal(body: bytes) -> PenstockError:
     return msgspec.msgpack.decode(body, type=Refused).error()
+
+
+def decode_answer(kind: type[Operation[Any]], body: bytes) -> Any:
+    """The answer to a kind of operation. Raises MsgspecError or UnicodeDecodeError when it cannot be understood."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(answer_type(kind))
+    return decoder.decode(body)
 
 
 class ReadBuffer:

@@ -49,6 +49,7 @@ from penstock.wire.messages import (
     encode_message,
     encode_refusal,
 )
+from penstock.wire.sessions import SessionTable
 from penstock.words import forks
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import AccessDenied, InvalidRequest, OutcomeUnknown, PenstockError, QueueBusy, caused_by_bug
@@ -59,7 +60,6 @@ _log = logging.getLogger("penstock")
 MAX_CONNECTIONS = 1_000
 MAX_WAITING_CALLS = 10_000
 """Of one connection."""
-MAX_SESSIONS = 100_000
 CALLS_AT_ONCE = 64
 """Calls of one connection that are taken together: their answers, of whatever size, are added to what is unsent."""
 UNSENT_BYTES = 32 * MIB
@@ -169,8 +169,7 @@ class WireServer:
         self._memory = ReadBuffer()
         self._welcome = Welcome(MAJOR, MINOR, os.getpid(), os.uname().nodename[:200], [*roots])
         self._connections: set[ServedConnection] = set()
-        self._sessions: dict[bytes, tuple[int, ServedCall]] = {}
-        """The newest call of each session, until the connection that sent it ends."""
+        self._sessions: SessionTable[ServedCall] = SessionTable()
         self._backlogged: set[ServedConnection] = set()
         """Connections of which not all calls that were read have been taken."""
         self._attention: deque[ServedConnection] = deque()
@@ -349,8 +348,7 @@ class WireServer:
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.close()
-        for session in [session for session, (_, call) in self._sessions.items() if call.connection is connection]:
-            del self._sessions[session]
+        self._sessions.forget(lambda call: call.connection is connection)
         self._submitted = [one for one in self._submitted if one[1].connection is not connection]
         for call in [*connection.calls.values()] if cancel else []:
             _cancel(call)
@@ -410,17 +408,13 @@ class WireServer:
         operation = operations.decode(message.body)
         call = ServedCall(connection, message.number, type(operation))
         if operation.call is not None:
-            number, original = self._sessions.pop(operation.call.session, (0, None))
-            if original is not None and operation.call.number < number + (not operation.call.again):
-                self._sessions[operation.call.session] = number, original
+            is_new, original = self._sessions.enter(operation.call, call)
+            if not is_new:
                 return  # read late, from a connection that its client has left
-            if original is not None and operation.call.number == number:
+            if original is not None:
                 original.connection.calls.pop(original.number, None)
                 self._submitted = [one for one in self._submitted if one[1] is not original]
                 _cancel(original)
-            self._sessions[operation.call.session] = operation.call.number, call  # at the end: oldest first
-            if len(self._sessions) > MAX_SESSIONS:
-                del self._sessions[next(iter(self._sessions))]
         connection.calls[message.number] = call
         self._submitted.append((operation, call))
 

@@ -1,0 +1,118 @@
+"""The ASGI application: finds the handler of a path in a table and sends its reply.
+
+Owns: `Application`. Operations are dispatched by one dict lookup, before any router (which would take a third of the
+time); Starlette serves the other pages.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
+
+from penstock import operations
+from penstock.operations import LeaseItems, Operation, Query
+from penstock.server.home_calls import HomeCalls, ServedHome
+from penstock.server.limits import ServerLimits
+from penstock.server.served_request import BodyTooLarge, ClientGone, Receive, Reply, Scope, Send, ServedRequest, error_reply, retry_headers
+from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
+from penstock.wire.sessions import SessionTable
+from penstock.words.errors import OutcomeUnknown, PenstockError, caused_by_bug
+from penstock.words.limits import KIB
+
+_log = logging.getLogger("penstock")
+LARGE_BYTES = 64 * KIB
+"""Larger bodies are decoded in another thread: other requests do not wait for that."""
+
+Handler: TypeAlias = Callable[[ServedRequest, bytes], Awaitable[Reply]]
+
+
+class Application:
+    """Serves a home over HTTP."""
+
+    def __init__(self, home: ServedHome, limits: ServerLimits | None = None) -> None:
+        self._home = home
+        self._limits = limits or ServerLimits()
+        self._calls: HomeCalls | None = None
+        self._sessions: SessionTable[ServedRequest] = SessionTable()
+        self._threads = ThreadPoolExecutor(4, "penstock-http")
+        self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call}
+        self._error_replies: Mapping[str, Callable[[PenstockError], Reply]] = {CALL_PATH: _encoded_error}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            handler = self._handlers.get(scope["path"])
+            if handler is not None and scope["method"] == "POST":
+                await self._answer(handler, scope, receive, send)
+                return
+        elif scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        await _send(send, Reply(b'{"code":"not_found","message":"there is nothing at this path"}', 404))
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                self._calls = HomeCalls(self._home)
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._calls is not None
+        request = ServedRequest(self._calls, scope, receive)
+        try:
+            reply = await handler(request, await request.read_body(self._limits.body_bytes))
+        except ClientGone:
+            request.give_up()
+            return
+        except PenstockError as error:
+            reply = self._error_replies.get(request.path, error_reply)(error)
+            if isinstance(error, BodyTooLarge):  # the rest of the body was not read
+                reply = reply._replace(headers=(*reply.headers, (b"connection", b"close")))
+        except Exception as error:
+            _log.exception("a request of %s went wrong", request.path)
+            reply = self._error_replies.get(request.path, error_reply)(caused_by_bug(error))
+        try:
+            await _send(send, reply)
+        except BaseException:
+            request.give_up()
+            raise
+
+    # -- operations of Penstock's own client ---------------------------------------------------------
+
+    async def _call(self, request: ServedRequest, body: bytes) -> Reply:
+        check_version(request.header(VERSION_HEADER.encode()))
+        is_large = len(body) > LARGE_BYTES
+        operation = await self._run(is_large, partial(operations.decode, body))
+        if operation.call is not None:
+            is_new, original = self._sessions.enter(operation.call, request)
+            if not is_new:
+                raise OutcomeUnknown("this call was repeated meanwhile, on another connection; its answer was sent there")
+            if original is not None:
+                original.give_up()
+        answer = await request.call(operation, is_large=is_large)
+        return Reply(await self._run(_is_large_answer(operation), partial(encode_answer, answer)), 200, ANSWER_TYPE)
+
+    async def _run(self, in_thread: bool, function: Callable[[], Any]) -> Any:
+        if not in_thread:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+
+def _is_large_answer(operation: Operation[Any]) -> bool:
+    """Whether the answer may be large, so that encoding it takes long."""
+    return isinstance(operation, Query | LeaseItems) and getattr(operation, "limit", getattr(operation, "count", 0)) > 1_000
+
+
+def _encoded_error(error: PenstockError) -> Reply:
+    return Reply(encode_error(error), error.http_status, ANSWER_TYPE, retry_headers(error))
+
+
+async def _send(send: Send, reply: Reply) -> None:
+    headers = [(b"content-type", reply.content_type.encode()), (b"content-length", str(len(reply.body)).encode()), *reply.headers]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})

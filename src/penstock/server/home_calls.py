@@ -1,0 +1,119 @@
+"""Operations that tasks of an event loop send to a home.
+
+Owns: `HomeCalls`. Operations that come in one round of the event loop are submitted together, so that they share turns
+and syncs; the turn runs in the event loop's thread as far as no disk is waited for. Answers that another thread has
+wake the event loop once, however many they are.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any, Protocol
+
+from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
+from penstock.words.errors import PenstockError
+
+
+class ServedHome(Home, Protocol):
+    """A home that takes many operations at once."""
+
+    def submit_all(self, submitted: Sequence[tuple[Operation[Any], AnswerCallback]], /) -> list[Cancel]: ...
+
+
+class HomeCall:
+    """One operation, until its task has the answer."""
+
+    __slots__ = ("_cancel", "_cancelled", "answered")
+
+    def __init__(self, answered: "asyncio.Future[Any]") -> None:
+        self.answered = answered
+        """Its result is the answer, or a PenstockError."""
+        self._cancel: Cancel | None = None
+        self._cancelled = False
+
+    def submitted(self, cancel: Cancel) -> None:
+        self._cancel = cancel
+        if self._cancelled:
+            cancel()
+
+    def cancel(self) -> None:
+        """Give the operation up, before or after its answer: items that were leased for it return to their queue."""
+        self._cancelled = True
+        if self._cancel is not None:
+            self._cancel()
+
+    def finish(self, answer: Any) -> None:
+        if not self.answered.done():
+            self.answered.set_result(answer)
+
+
+class HomeCalls:
+    """Sends operations of an event loop's tasks to a home."""
+
+    def __init__(self, home: ServedHome) -> None:
+        """Call it in the event loop."""
+        self.home = home
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._entered: list[tuple[Operation[Any], HomeCall]] = []
+        self._answers: deque[tuple[HomeCall, Any]] = deque()
+        """Answers of other threads."""
+        self._woken = False
+
+    async def call(self, operation: Operation[A]) -> A:
+        """Wait for the answer. When the task is cancelled, the operation is."""
+        answer: A = await self.wait(self.start(operation))
+        return answer
+
+    def start(self, operation: Operation[Any], *, is_large: bool = False) -> HomeCall:
+        """Send an operation. is_large: its turn takes long; another thread runs it."""
+        call = HomeCall(self._loop.create_future())
+        if is_large:
+            call.submitted(self.home.submit(operation, partial(self._answered, call)))
+            return call
+        if not self._entered:
+            self._loop.call_soon(self._submit)
+        self._entered.append((operation, call))
+        return call
+
+    async def wait(self, call: HomeCall) -> Any:
+        try:
+            answer = await call.answered
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        if isinstance(answer, PenstockError):
+            raise answer
+        return answer
+
+    def _submit(self) -> None:
+        entered, self._entered = self._entered, []
+        try:
+            cancels = self.home.submit_all([(operation, partial(self._answered, call)) for operation, call in entered])
+        except PenstockError as error:  # the home is closed
+            for _, call in entered:
+                call.finish(error)
+            return
+        for (_, call), cancel in zip(entered, cancels, strict=True):
+            call.submitted(cancel)
+
+    def _answered(self, call: HomeCall, answer: Any) -> None:
+        """Take an answer, from any thread."""
+        if get_ident() == self._thread:
+            call.finish(answer)
+            return
+        self._answers.append((call, answer))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the event loop is closed, so no task waits for the answer
+                call.cancel()
+
+    def _deliver(self) -> None:
+        self._woken = False  # before the answers are taken: one that comes now wakes the event loop again
+        while self._answers:
+            call, answer = self._answers.popleft()
+            call.finish(answer)

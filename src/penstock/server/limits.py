@@ -1,0 +1,30 @@
+"""How much the server takes from a client.
+
+Owns: `ServerLimits`.
+"""
+
+import msgspec
+
+from penstock.words.limits import KIB, MAX_BATCH_BYTES, MIB
+
+
+class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits on requests and connections. Times are seconds."""
+
+    body_bytes: int = 2 * MAX_BATCH_BYTES
+    """The largest body of a request, also when it is decompressed: the largest batch fits, in base64."""
+    header_bytes: int = 64 * KIB
+    header_seconds: float = 10
+    """How long a client may take to send the head of a request."""
+    body_seconds: float = 60
+    """How long a client may take to send the body of a request."""
+    idle_seconds: float = 75
+    """How long a connection may stay open without a request."""
+    request_seconds: float = 300
+    """How long a request may wait for its answer."""
+    connections: int = 10_000
+    connections_per_key: int = 10_000
+    waiting_leases: int = 10_000
+    waiting_leases_per_key: int = 10_000
+    buffered_bytes: int = 512 * MIB
+    """Bodies of all requests that are in memory at one time."""

@@ -1,0 +1,129 @@
+"""A request of an HTTP client, as handlers see it, and the reply to it.
+
+Owns: `ServedRequest`, `Reply` and `error_reply`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from penstock.operations import A, AwaitItems, LeaseItems, Operation
+from penstock.server.home_calls import HomeCall, HomeCalls
+from penstock.words.errors import PenstockError
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+JSON_TYPE = "application/json"
+RETRY_AFTER_SECONDS = 1
+
+
+class ClientGone(Exception):
+    """The client closed its connection: nobody waits for the reply."""
+
+
+class BodyTooLarge(PenstockError):
+    """The body of a request is larger than the server allows; send less at a time."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class Reply(NamedTuple):
+    """What is sent to the client."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = JSON_TYPE
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Problem(msgspec.Struct):
+    """The body of an error."""
+
+    code: str
+    message: str
+
+
+def error_reply(error: PenstockError) -> Reply:
+    """An error as JSON, with its status."""
+    body = msgspec.json.encode(Problem(error.code, str(error)))
+    return Reply(body, error.http_status, JSON_TYPE, retry_headers(error))
+
+
+def retry_headers(error: PenstockError) -> tuple[tuple[bytes, bytes], ...]:
+    return ((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),) if error.retryable and error.http_status in (429, 503) else ()
+
+
+class ServedRequest:
+    """One request."""
+
+    def __init__(self, calls: HomeCalls, scope: Scope, receive: Receive) -> None:
+        self.path: str = scope["path"]
+        self._calls = calls
+        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self._receive = receive
+        self._unfinished: HomeCall | None = None
+        """A lease whose answer may not have reached the client."""
+
+    def header(self, name: bytes) -> str:
+        """The value of a header, named in lower case; empty when it was not sent."""
+        for given, value in self._headers:
+            if given == name:
+                return value.decode("latin-1")
+        return ""
+
+    async def read_body(self, limit: int) -> bytes:
+        """The body. BodyTooLarge, also before it is sent when the client says how large it is."""
+        length = self.header(b"content-length")
+        if length.isdigit() and int(length) > limit:
+            raise BodyTooLarge(f"the body has {length} bytes, of {limit} that are allowed; send less at a time")
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message.get("more_body"):
+            if len(body) > limit:
+                raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
+            return body
+        parts, size = [body], len(body)
+        while message.get("more_body"):
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                break
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return b"".join(parts)
+
+    async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
+        """Wait for the answer to an operation. ClientGone when the client leaves meanwhile; then it is cancelled."""
+        started = self._calls.start(operation, is_large=is_large)
+        if isinstance(operation, LeaseItems | AwaitItems):
+            self._unfinished = started
+            if operation.wait:
+                try:
+                    await self._wait_or_leave(started)
+                except (ClientGone, asyncio.CancelledError):
+                    started.cancel()
+                    raise
+        answer: A = await self._calls.wait(started)
+        return answer
+
+    async def _wait_or_leave(self, started: HomeCall) -> None:
+        """Wait for an answer or for the end of the connection."""
+        left = asyncio.ensure_future(self._receive())  # the body was read: all that comes now is http.disconnect
+        try:
+            await asyncio.wait((started.answered, left), return_when=asyncio.FIRST_COMPLETED)
+            if left.done():
+                raise ClientGone
+        finally:
+            left.cancel()
+
+    def give_up(self) -> None:
+        """The client did not get the reply: items that were leased for it return to their queue."""
+        if self._unfinished is not None:
+            self._unfinished.cancel()
