@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.targets import open_home
+import penstock
 from penstock.server.home_calls import ServedHome
 from penstock.server.http_server import HttpServer, listen
 
@@ -27,9 +27,5 @@ def serve(home: ServedHome) -> Iterator[HttpServer]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HttpServer]:
-    home = open_home(tmp_path / "data")
-    try:
-        with serve(home) as running:  # type: ignore[arg-type]
-            yield running
-    finally:
-        home.close()
+    with penstock.open(tmp_path / "data") as broker, serve(broker.home) as running:  # type: ignore[arg-type]
+        yield running

@@ -8,9 +8,9 @@ import socket
 
 import uvicorn
 
-from penstock.server.app import Application
+from penstock.server.application import Application
 from penstock.server.home_calls import ServedHome
-from penstock.server.limits import ServerLimits
+from penstock.server.server_limits import ServerLimits
 
 
 class HttpServer:

@@ -12,7 +12,7 @@ from penstock import reports
 from penstock.api import arguments
 from penstock.api._async.queue import AsyncQueue
 from penstock.api.arguments import ListedItem, NamedQueue, Seconds
-from penstock.api.homes import AsyncHome, open_async_home
+from penstock.api.homes import AsyncHome, Home, open_async_home
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
 from penstock.broker.targets import TargetPath
@@ -105,6 +105,11 @@ class AsyncBroker:
         self._home = home
         self._target = target
         self._closed = False
+
+    @property
+    def home(self) -> Home:
+        """The object that answers the broker's operations (`penstock.operations`), for servers and tools."""
+        return self._home.home
 
     # -- queues --------------------------------------------------------------------------------------
 

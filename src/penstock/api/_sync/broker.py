@@ -107,6 +107,11 @@ class Broker:
         self._target = target
         self._closed = False
 
+    @property
+    def home(self) -> Home:
+        """The object that answers the broker's operations (`penstock.operations`), for servers and tools."""
+        return self._home
+
     # -- queues --------------------------------------------------------------------------------------
 
     def create_queue(

@@ -1,8 +1,11 @@
 """The calls of Penstock's own client, as bytes."""
 
 import http.client
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
+
+import pytest
 
 from penstock import operations
 from penstock.operations import CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems
@@ -32,8 +35,14 @@ class Poster:
         return response.status, response.getheader("content-type"), response.read()
 
 
-def test_operations_are_answered(server: HttpServer) -> None:
+@pytest.fixture
+def poster(server: HttpServer) -> Iterator[Poster]:
     poster = Poster(server)
+    yield poster
+    poster.connection.close()
+
+
+def test_operations_are_answered(poster: Poster) -> None:
     queue = poster.call(CreateQueue(name="orders")).incarnation
     assert poster.call(FindQueue(name="orders")).incarnation == queue
     assert poster.call(FindQueue(queue=queue)).name == "orders"

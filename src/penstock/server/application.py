@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from penstock import operations
 from penstock.operations import LeaseItems, Operation, Query
 from penstock.server.home_calls import HomeCalls, ServedHome
-from penstock.server.limits import ServerLimits
 from penstock.server.served_request import BodyTooLarge, ClientGone, Receive, Reply, Scope, Send, ServedRequest, error_reply, retry_headers
+from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
 from penstock.wire.sessions import SessionTable
 from penstock.words.errors import OutcomeUnknown, PenstockError, caused_by_bug
