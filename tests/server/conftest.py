@@ -4,18 +4,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import penstock
+from penstock.operations import Home
 from penstock.server.home_calls import ServedHome
 from penstock.server.http_server import HttpServer, listen
+from penstock.server.server_limits import ServerLimits
 
 
 @contextmanager
-def serve(home: ServedHome) -> Iterator[HttpServer]:
+def serve(home: Home, limits: ServerLimits | None = None) -> Iterator[HttpServer]:
     """A server of this home on a free port, in a thread."""
-    server = HttpServer(home, listen("127.0.0.1", 0))
+    server = HttpServer(cast(ServedHome, home), listen("127.0.0.1", 0), limits)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -25,7 +28,12 @@ def serve(home: ServedHome) -> Iterator[HttpServer]:
         thread.join()
 
 
+def address_of(server: HttpServer) -> tuple[str, int]:
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    return host, int(port)
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HttpServer]:
-    with penstock.open(tmp_path / "data") as broker, serve(broker.home) as running:  # type: ignore[arg-type]
+    with penstock.open(tmp_path / "data") as broker, serve(broker.home) as running:
         yield running

@@ -14,7 +14,18 @@ from typing import Any, TypeAlias
 from penstock import operations
 from penstock.operations import LeaseItems, Operation, Query
 from penstock.server.home_calls import HomeCalls, ServedHome
-from penstock.server.served_request import BodyTooLarge, ClientGone, Receive, Reply, Scope, Send, ServedRequest, error_reply, retry_headers
+from penstock.server.served_request import (
+    REPEATED,
+    BodyTooLarge,
+    ClientGone,
+    Receive,
+    Reply,
+    Scope,
+    Send,
+    ServedRequest,
+    error_reply,
+    retry_headers,
+)
 from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
 from penstock.wire.sessions import SessionTable
@@ -78,6 +89,7 @@ class Application:
             reply = self._error_replies.get(request.path, error_reply)(caused_by_bug(error))
         try:
             await _send(send, reply)
+            request.delivered()
         except BaseException:
             request.give_up()
             raise
@@ -91,9 +103,9 @@ class Application:
         if operation.call is not None:
             is_new, original = self._sessions.enter(operation.call, request)
             if not is_new:
-                raise OutcomeUnknown("this call was repeated meanwhile, on another connection; its answer was sent there")
+                raise OutcomeUnknown(REPEATED)
             if original is not None:
-                original.give_up()
+                original.replace()
         answer = await request.call(operation, is_large=is_large)
         return Reply(await self._run(_is_large_answer(operation), partial(encode_answer, answer)), 200, ANSWER_TYPE)
 

@@ -11,13 +11,14 @@ import msgspec
 
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.home_calls import HomeCall, HomeCalls
-from penstock.words.errors import PenstockError
+from penstock.words.errors import OutcomeUnknown, PenstockError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_TYPE = "application/json"
 RETRY_AFTER_SECONDS = 1
+REPEATED = "this call was repeated meanwhile, on another connection; its answer was sent there"
 
 
 class ClientGone(Exception):
@@ -65,8 +66,8 @@ class ServedRequest:
         self._calls = calls
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
-        self._unfinished: HomeCall | None = None
-        """A lease whose answer may not have reached the client."""
+        self._started: HomeCall | None = None
+        """The newest operation."""
 
     def header(self, name: bytes) -> str:
         """The value of a header, named in lower case; empty when it was not sent."""
@@ -101,15 +102,13 @@ class ServedRequest:
 
     async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
         """Wait for the answer to an operation. ClientGone when the client leaves meanwhile; then it is cancelled."""
-        started = self._calls.start(operation, is_large=is_large)
-        if isinstance(operation, LeaseItems | AwaitItems):
-            self._unfinished = started
-            if operation.wait:
-                try:
-                    await self._wait_or_leave(started)
-                except (ClientGone, asyncio.CancelledError):
-                    started.cancel()
-                    raise
+        self._started = started = self._calls.start(operation, is_large=is_large)
+        if isinstance(operation, LeaseItems | AwaitItems) and operation.wait:
+            try:
+                await self._wait_or_leave(started)
+            except (ClientGone, asyncio.CancelledError):
+                started.cancel()
+                raise
         answer: A = await self._calls.wait(started)
         return answer
 
@@ -123,7 +122,17 @@ class ServedRequest:
         finally:
             left.cancel()
 
+    def delivered(self) -> None:
+        """The reply was sent: what became of it is the client's affair."""
+        self._started = None
+
     def give_up(self) -> None:
         """The client did not get the reply: items that were leased for it return to their queue."""
-        if self._unfinished is not None:
-            self._unfinished.cancel()
+        if self._started is not None:
+            self._started.cancel()
+
+    def replace(self) -> None:
+        """The client has repeated this request: end it, if it still waits."""
+        if self._started is not None:
+            self._started.cancel()
+            self._started.finish(OutcomeUnknown(REPEATED))
