@@ -81,24 +81,18 @@ class ServedRequest:
         length = self.header(b"content-length")
         if length.isdigit() and int(length) > limit:
             raise BodyTooLarge(f"the body has {length} bytes, of {limit} that are allowed; send less at a time")
-        message = await self._receive()
-        body: bytes = message.get("body", b"")
-        if message["type"] == "http.request" and not message.get("more_body"):
-            if len(body) > limit:
-                raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
-            return body
-        parts, size = [body], len(body)
-        while message.get("more_body"):
+        parts: list[bytes] = []
+        size = 0
+        while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                break
+                raise ClientGone
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > limit:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        return b"".join(parts)
+            if not message.get("more_body"):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
         """Wait for the answer to an operation. ClientGone when the client leaves meanwhile; then it is cancelled."""
