@@ -130,13 +130,14 @@ def test_no_import_cycle() -> None:
 
 OF_FILES = {
     "penstock.cli.repair",
+    "penstock.server.api_keys",
     "penstock.spark.part_files",
     "penstock.spark.jobs.archive",
     "penstock.spark.jobs.manifest",
     "penstock.spark.scratch",
 }
-"""Modules above logs/ that may use files: the commands that verify and repair them, Spark's scratch files and
-archives."""
+"""Modules above logs/ that may use files: the commands that verify and repair them, the API keys (which commands and
+servers change without the owner of the broker), Spark's scratch files and archives."""
 
 
 def test_nothing_above_logs_imports_the_file_backend() -> None:
@@ -236,7 +237,7 @@ def test_a_class_named_by_a_glossary_word_means_what_the_glossary_says() -> None
 
 
 SAME_SUBJECT = {
-    *("catalog", "clock", "dead", "errors", "events", "inbox", "items", "lease", "leases", "options", "produce", "recovery"),
+    *("api_keys", "catalog", "clock", "dead", "errors", "events", "inbox", "items", "lease", "leases", "options", "produce", "recovery"),
     *("redrive", "repair", "resize", "retention", "routing", "settle", "state", "stats"),
 }
 """Names that modules of several layers have because they are about the same thing."""

@@ -15,6 +15,7 @@ from penstock.words.errors import (
     QueueHeld,
     QueueNotFound,
     StorageFailed,
+    Unauthenticated,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "QueueHeld",
     "QueueNotFound",
     "StorageFailed",
+    "Unauthenticated",
 ]

@@ -40,8 +40,8 @@ from penstock.words.errors import InvalidRequest, PenstockError, Refused
 
 A = TypeVar("A")
 Scope: TypeAlias = Literal["look", "read", "produce", "consume", "admin"]
-"""What an API key may allow: "look" at counts and reasons, "read" items as well, "produce", "consume" (lease and
-settle), or "admin" (everything)."""
+"""What an API key may allow: "look" at counts, states and reasons, "read" items as well, "produce", "consume" (lease
+and settle), or "admin" (everything)."""
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Offsets: TypeAlias = dict[Count, Count]
 """partition → offset"""
@@ -137,6 +137,8 @@ class ListQueues(Query[list[QueueDescription]]):
     """Queues in the order of their names, those after the name `after`."""
 
     prefix: str = ""
+    prefixes: Sequence[str] | None = None
+    """Only names that begin with one of these as well; None: all."""
     after: str = ""
     limit: int = 100
 
@@ -250,6 +252,9 @@ class ListItems(Query[list[ListedItemData]]):
 
 
 class ListHeldKeys(Query[list[HeldKey]]):
+    """Keys that are not free. A key is data of its items, like a header, so an API key needs "read" for it."""
+
+    scope: ClassVar[Scope] = "read"
     limit: int = 100
 
 

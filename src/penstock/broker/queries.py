@@ -60,8 +60,10 @@ WALL = 1_000_000_000_000_000
 
 
 def list_queues(catalog: CatalogState, query: ListQueues) -> list[QueueDescription]:
-    """The queues whose names begin with the prefix and come after `after`, by name."""
+    """The queues whose names begin with the prefix (and with one of the prefixes) and come after `after`, by name."""
     found = [entry for name, entry in sorted(catalog.names.items()) if name.startswith(query.prefix) and name > query.after]
+    if query.prefixes is not None:
+        found = [entry for entry in found if entry.name.startswith(tuple(query.prefixes))]
     return [describe_queue(entry) for entry in found[: query.limit]]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import dead, items, leases, ledgerq_import, option_values, owner, produce, queues, repair, spark, stats, work
+from penstock.cli import api_keys, dead, items, leases, ledgerq_import, option_values, owner, produce, queues, repair, spark, stats, work
 from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
 from penstock.cli.command_tree import CommandTree, JsonOption
 
@@ -63,7 +63,8 @@ def main(
 for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group):
     app.add_typer(group)
 app.add_typer(queues.group, name="queue")
-app.add_typer(items.keys, name="keys")
+api_keys.group.add_typer(items.keys)
+app.add_typer(api_keys.group, name="keys")
 app.add_typer(dead.group, name="dead")
 app.add_typer(ledgerq_import.group, name="import")
 app.add_typer(spark.group, name="spark")

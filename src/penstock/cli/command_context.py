@@ -81,6 +81,11 @@ class CommandContext:
         checked_target(self._target, self.roots)
         return os.path.expanduser(self._target)
 
+    def require_directory(self, why: str) -> None:
+        """Raise for the address of a server. why: as in "API keys are managed on the server's machine"."""
+        if "://" in self._target and self._target != MEMORY:
+            raise CommandFailed(f"{why}; run this command there, with --broker and the directory of the broker")
+
     @contextmanager
     def broker(self, *, create: bool = False, traces: bool = False, **options: Any) -> Iterator[Broker]:
         """Open the broker through its owner, or as its owner; the directory must exist unless `create`.

@@ -1,4 +1,4 @@
-"""`penstock items`, `item`, `explain`, `keys`: items, their histories and their keys.
+"""`penstock items`, `item`, `explain`, `keys held`, `keys release`: items, their histories and their keys.
 
 Owns: those commands. All but `keys release` only look: they never become the owner and change nothing.
 """
@@ -23,7 +23,7 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="Th
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
 
 group = typer.Typer()
-keys = typer.Typer(no_args_is_help=True, help="List held keys, release parked keys.")
+keys = typer.Typer()
 
 
 # -- items -------------------------------------------------------------------------------------------

@@ -147,14 +147,14 @@ class SimulatedFiles:
         return self._write("write", opened, len(opened.file.seen), b"".join(parts))
 
     def pwrite(self, handle: int, data: Buffer, position: int) -> int:
-        return self._write("pwrite", self._opened_file(handle, "update", "lock"), position, bytes(data))
+        return self._write("pwrite", self._opened_file(handle, "update", "private", "lock"), position, bytes(data))
 
     def pread(self, handle: int, size: int, position: int) -> bytes:
         opened = self._opened_file(handle)
         return self._call("pread", opened.path, lambda: bytes(opened.file.seen[position : position + size]))
 
     def truncate(self, handle: int, size: int) -> None:
-        opened = self._opened_file(handle, "append", "update", "lock")
+        opened = self._opened_file(handle, "append", "update", "private", "lock")
         self._call("truncate", opened.path, lambda: opened.file.change(Truncate(size)), changes=True)
 
     def size(self, handle: int) -> int:

@@ -47,8 +47,17 @@ class QueueExists(PenstockError):
     http_status = 409
 
 
+class Unauthenticated(PenstockError):
+    """No API key was given, or it is unknown, expired or revoked; send a valid one."""
+
+    code = "unauthenticated"
+    http_status = 401
+    key_id: str = ""
+    """The id of the key, if it was valid once."""
+
+
 class AccessDenied(PenstockError):
-    """The access key does not allow this; use one with the scope that the message names."""
+    """The API key does not allow this; use one with the scope or the queue prefix that the message names."""
 
     code = "access_denied"
     http_status = 403

@@ -20,14 +20,15 @@ from penstock.logs.log import Buffer
 from penstock.words import forks
 from penstock.words.errors import StorageFailed
 
-Mode: TypeAlias = Literal["read", "append", "update"]
+Mode: TypeAlias = Literal["read", "append", "update", "private"]
 """read: the file must exist. append: created if missing, every write goes to the end. update: created if missing,
-written by position."""
+written by position. private: as update, and only the file's user can read it."""
 
 _FLAGS = {
     "read": os.O_RDONLY,
     "append": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "update": os.O_RDWR | os.O_CREAT,
+    "private": os.O_RDWR | os.O_CREAT,
 }
 _F_FULLFSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -96,6 +97,8 @@ class SystemFiles:
     exists = staticmethod(os.path.exists)
 
     def open(self, path: str, mode: Mode) -> int:
+        if mode == "private":
+            return _open_private(path)
         return os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o644)
 
     def size(self, handle: int) -> int:
@@ -124,10 +127,8 @@ class SystemFiles:
         return forks.open_tracked_handle(lambda: self._lock(path))
 
     def _lock(self, path: str) -> int | None:
-        handle = os.open(path, _FLAGS["update"] | os.O_CLOEXEC, 0o600)
+        handle = _open_private(path)
         try:
-            if os.fstat(handle).st_mode & 0o077:  # created by an earlier version
-                os.fchmod(handle, 0o600)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(handle)
@@ -155,6 +156,17 @@ class SystemFiles:
             table_text = subprocess.run(["/sbin/mount"], capture_output=True, text=True, check=True, timeout=10).stdout
             return filesystem_in_mount(table_text, os.path.realpath(path))
         return ""
+
+
+def _open_private(path: str) -> int:
+    handle = os.open(path, _FLAGS["private"] | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(handle).st_mode & 0o077:  # created by an earlier version, or copied
+            os.fchmod(handle, 0o600)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
 
 
 def filesystem_in(mountinfo: str, path: str) -> str:
@@ -245,23 +257,28 @@ def overwrite_with_zeros(files: Files, path: str, start: int, stop: int) -> None
         files.close(handle)
 
 
-def write_file(files: Files, path: str, data: bytes) -> None:
+def write_file(files: Files, path: str, data: bytes, mode: Mode = "update", *, sync: bool = True) -> None:
     """Write a file in place and sync it. A crash may leave a part of it, so the content must carry a checksum."""
-    handle = files.open(path, "update")
+    handle = files.open(path, mode)
     try:
         files.truncate(handle, 0)
         _pwrite_all(files, handle, data, 0)
-        files.sync(handle)
+        if sync:
+            files.sync(handle)
     finally:
         files.close(handle)
 
 
-def replace_file(files: Files, directory: str, name: str, data: bytes) -> None:
-    """Write a file atomically and durably: a crash leaves the whole old file or the whole new one."""
+def replace_file(files: Files, directory: str, name: str, data: bytes, mode: Mode = "update", *, sync: bool = True) -> None:
+    """Write a file atomically and durably: a crash leaves the whole old file or the whole new one.
+
+    Without `sync` that holds when the process is killed, but not when the machine crashes.
+    """
     path = f"{directory}/{name}"
-    write_file(files, path + TEMPORARY, data)
+    write_file(files, path + TEMPORARY, data, mode, sync=sync)
     files.rename(path + TEMPORARY, path)
-    files.sync_directory(directory)
+    if sync:
+        files.sync_directory(directory)
 
 
 def copy_file(files: Files, source: str, target: str) -> None:

@@ -51,10 +51,10 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
 # -- the marker ------------------------------------------------------------------------------------
 
 
-MARKER, LOGS, INBOX, ANSWERS, SOCKET = "penstock.json", "logs", "inbox", "answers", "socket"
+MARKER, LOGS, INBOX, ANSWERS, SOCKET, KEYS = "penstock.json", "logs", "inbox", "answers", "socket", "keys"
 FORMAT = 2
 """2: logs remember calls. An owner raises the number of an older root before it writes anything else."""
-_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET}
+_OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET, KEYS}
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
 _NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}
