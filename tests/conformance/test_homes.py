@@ -78,7 +78,7 @@ SAMPLES: list[Operation[Any]] = [
     SettleItems(queue=1, action="complete", parts=[SettlePart(0, 5)], then=[(2, items(["b"]))]),
     ReportProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
     FindQueue(name="q"),
-    ListQueues(prefix="a", after="b", limit=3),
+    ListQueues(prefix="a", prefixes=["aa"], after="b", limit=3),
     CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
     UpdateQueue(queue=1, changes={"max_attempts": 4}),
     ResizeQueue(queue=1, partitions=4),
@@ -189,6 +189,7 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
     assert home.call(FindQueue(name="b")).incarnation == queue
     assert [found.name for found in home.call(ListQueues())] == ["a", "b"]
     assert [found.name for found in home.call(ListQueues(after="a"))] == ["b"]
+    assert [[found.name for found in home.call(ListQueues(prefixes=one))] for one in ([], ["b", "c"], ["", "a"])] == [[], ["b"], ["a", "b"]]
     assert home.call(UpdateQueue(queue=queue, changes={"max_attempts": 5})).options.policy.max_attempts == 5
     assert home.call(ResizeQueue(queue=queue, partitions=3)).partitions == 3
     assert home.call(SetReadOnly(queue=queue, partition=0)).read_only == [0]

@@ -38,7 +38,7 @@ def test_a_key_gives_what_it_allows(ring: KeyRing, keys: KeyFile) -> None:
     key, text = keys.create("web", ["read"], ["orders-"])
     found = ring.check(text)
     assert found is not None
-    assert (found.id, found.name, found.scopes, found.prefixes) == (key.id, "web", {"read", "look"}, ("orders-",))
+    assert (found.id, found.name, found.scopes, found.prefixes) == (key.id, "web", frozenset({"read", "look"}), ("orders-",))
     assert ring.authenticate(text) == found
     assert ring.is_valid(found)
 
@@ -62,7 +62,7 @@ def test_a_text_is_compared_in_constant_time_also_for_an_unknown_id(ring: KeyRin
         compared.append((known, given))
         return False
 
-    key, text = keys.create("web", ["read"])
+    key, _ = keys.create("web", ["read"])
     ring.refresh()
     monkeypatch.setattr(key_ring, "compare_digest", compare)
     counts = []

@@ -126,7 +126,10 @@ def _expiry(expires_in: str | None, expires_at: str | None) -> int | None:
     if expires_in is not None and expires_at is not None:
         raise CommandFailed("--expires-in and --expires-at were both given; leave one out")
     if expires_in is not None:
-        return _now() + round(option_values.parse_duration(expires_in, "--expires-in") * SECOND)
+        duration = round(option_values.parse_duration(expires_in, "--expires-in") * SECOND)
+        if not duration:
+            raise CommandFailed(f"--expires-in is {expires_in!r}; give a longer time, such as 90d")
+        return _now() + duration
     return None if expires_at is None else round(option_values.parse_time(expires_at, "--expires-at").timestamp() * SECOND)
 
 

@@ -41,8 +41,10 @@ from penstock.words.ids import format_id
 Op = TypeVar("Op", bound=Operation[Any])
 QueueNames: TypeAlias = Callable[[int], str | None]
 """Gives the name of the queue with an incarnation; None if there is none."""
-_OF_THE_BROKER = {ListQueues, ReadMetrics, CreateQueue, FindQueue}
-"""Operations without an incarnation that prefixes can bind or filter."""
+_NAMED = {CreateQueue, FindQueue}
+"""Operations that give the name of their queue."""
+_FILTERED = {ListQueues, ReadMetrics}
+"""Operations on all queues whose answers can be filtered."""
 
 
 class Access:
@@ -88,14 +90,14 @@ class Access:
 
     def _check_queues(self, operation: Op, name_of: QueueNames) -> Op:
         kind = type(operation)
-        if kind is ListQueues:
-            narrowed: Op = self._narrowed(operation)
-            return narrowed
+        if kind in _FILTERED:
+            return self._narrowed(operation)
+        if kind is DescribeOwner or not (operation.queue or kind in _NAMED):
+            raise AccessDenied(
+                f"{kind.__name__} needs an API key for all queues, and {self._who} allows only {self._allowed}; use another key"
+            )
         if operation.queue:
             self._require_incarnation(operation.queue, name_of)
-        elif kind not in _OF_THE_BROKER:
-            doing = "describing the owner" if kind is DescribeOwner else kind.__name__
-            raise AccessDenied(f"{doing} needs an API key for all queues, and {self._who} has only {self._allowed}; use another key")
         if isinstance(operation, CreateQueue | FindQueue) and (operation.name or not operation.queue):
             self._require_name(operation.name)
         if isinstance(operation, CreateQueue):
@@ -110,8 +112,10 @@ class Access:
             self._require_incarnation(operation.to, name_of)
         return operation
 
-    def _narrowed(self, operation: Any) -> Any:
+    def _narrowed(self, operation: Op) -> Op:
         """A ListQueues for the caller's queues only. To filter its answer would not do: an empty page means the end."""
+        if not isinstance(operation, ListQueues):
+            return operation
         asked = (operation.prefix,) if operation.prefixes is None else tuple(operation.prefixes)
         return msgspec.structs.replace(operation, prefixes=_common(asked, self.prefixes))
 
