@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.cli import option_values
 from penstock.cli.failures import CommandFailed
+from penstock.words.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_a_duration(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "-5", "-5s", "5x", "5 m", "m5", "1h 30m", "1:30", "five", "5mm", "nan", "inf", "1e3", "½h"])
 def test_not_a_duration(text: str) -> None:
-    with pytest.raises(CommandFailed, match=r"^--ttl is .*; give seconds"):
+    with pytest.raises(InvalidRequest, match=r"^--ttl is .*; give seconds"):
         option_values.parse_duration(text, "--ttl")
 
 
@@ -49,7 +50,7 @@ def test_a_size(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1 parsec", "1KiB2", "none"])
 def test_not_a_size(text: str) -> None:
-    with pytest.raises(CommandFailed, match=r"^--max-bytes is .*; give bytes"):
+    with pytest.raises(InvalidRequest, match=r"^--max-bytes is .*; give bytes"):
         option_values.parse_size(text, "--max-bytes")
 
 
@@ -107,5 +108,5 @@ def test_weights() -> None:
 @given(st.text(max_size=12))
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     for read in (option_values.parse_duration, option_values.parse_size, option_values.parse_number, option_values.parse_time):
-        with suppress(CommandFailed):
+        with suppress(CommandFailed, InvalidRequest):
             read(text, "--it")

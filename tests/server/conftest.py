@@ -18,7 +18,7 @@ from penstock.server.server_limits import ServerLimits
 @contextmanager
 def serve(home: Home, limits: ServerLimits | None = None) -> Iterator[HttpServer]:
     """A server of this home on a free port, in a thread."""
-    server = HttpServer(cast(ServedHome, home), listen("127.0.0.1", 0), limits)
+    server = HttpServer(cast(ServedHome, home), [listen("127.0.0.1", 0)], limits)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

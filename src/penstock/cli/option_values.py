@@ -1,12 +1,11 @@
 """Parsing of option values: durations, sizes, times, pairs, and the options of queues and items.
 
 Owns: the text forms of values, and `QUEUE_OPTIONS` and `ITEM_OPTIONS`, the tables from which commands get their
-parameters. A value that cannot be parsed raises CommandFailed, which names the option and shows how to write it. An
-option that is not given is not passed to the API. A time without an offset is local time.
+parameters. A value that cannot be parsed raises CommandFailed or InvalidRequest, which names the option and shows how
+to write it. An option that is not given is not passed to the API. A time without an offset is local time.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
@@ -19,34 +18,10 @@ from penstock.rules.options import Options, merged
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME, GIVEN, Surface, fields_on
-from penstock.words.limits import GIB, KIB, MIB
+from penstock.words.quantities import parse_duration as parse_duration
+from penstock.words.quantities import parse_size as parse_size
 
 NONE = "none"
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-_BYTES = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 1024 * GIB, "kb": 1_000, "mb": 1_000_000, "gb": 1_000_000_000}
-_BYTES |= {"k": KIB, "m": MIB, "g": GIB, "t": 1024 * GIB, "tb": 1_000_000_000_000}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def parse_duration(text: str, option: str) -> float:
-    """Seconds: "30", "30s", "1.5h", "1d12h"."""
-    given = text.strip().lower()
-    if _NUMBER.fullmatch(given):
-        return float(given)
-    parts = _PART.findall(given)
-    if not parts or "".join(number + unit for number, unit in parts) != given:
-        raise CommandFailed(f"{option} is {text!r}; give seconds, or a number with ms, s, m, h, d or w, such as 30s, 5m or 1d12h")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
-
-
-def parse_size(text: str, option: str) -> int:
-    """Bytes: "4096", "64MiB", "1GB"."""
-    found = _SIZE.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _BYTES:
-        raise CommandFailed(f"{option} is {text!r}; give bytes, or a number with KiB, MiB, GiB or TiB, such as 64MiB")
-    return round(float(found[1]) * _BYTES[found[2]])
 
 
 def parse_number(text: str, option: str) -> int:

@@ -45,6 +45,8 @@ class Application:
     def __init__(self, home: ServedHome, limits: ServerLimits | None = None) -> None:
         self._home = home
         self._limits = limits or ServerLimits()
+        self.draining = False
+        """Whether the server has begun to end."""
         self._calls: HomeCalls | None = None
         self._sessions: SessionTable[ServedRequest] = SessionTable()
         self._threads = ThreadPoolExecutor(4, "penstock-http")
@@ -61,6 +63,11 @@ class Application:
             await self._lifespan(receive, send)
             return
         await _send(send, Reply(b'{"code":"not_found","message":"there is nothing at this path"}', 404))
+
+    def drain(self) -> int:
+        """Answer everything that waits for items, now and from now on; gives how many waited."""
+        self.draining = True
+        return 0 if self._calls is None else self._calls.end_waiting()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -84,6 +91,9 @@ class Application:
             reply = self._error_replies.get(request.path, error_reply)(error)
             if isinstance(error, BodyTooLarge):  # the rest of the body was not read
                 reply = reply._replace(headers=(*reply.headers, (b"connection", b"close")))
+        except asyncio.CancelledError:  # the server ends, and does not wait for this request any more
+            request.give_up()
+            reply = self._error_replies.get(request.path, error_reply)(OutcomeUnknown("the server ends; send the request again"))
         except Exception as error:
             _log.exception("a request of %s went wrong", request.path)
             reply = self._error_replies.get(request.path, error_reply)(caused_by_bug(error))

@@ -12,7 +12,9 @@ from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
-from penstock.operations import A, AnswerCallback, Cancel, Home, Operation
+import msgspec
+
+from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Home, LeaseItems, Operation
 from penstock.words.errors import PenstockError
 
 
@@ -61,6 +63,10 @@ class HomeCalls:
         self._answers: deque[tuple[HomeCall, Any]] = deque()
         """Answers of other threads."""
         self._woken = False
+        self.draining = False
+        """Whether nothing is waited for any more: a lease gets the items that are ready."""
+        self._waiting: dict[HomeCall, Any] = {}
+        """Calls that wait for items → the answer when none came."""
 
     async def call(self, operation: Operation[A]) -> A:
         """Wait for the answer. When the task is cancelled, the operation is."""
@@ -77,6 +83,26 @@ class HomeCalls:
             self._loop.call_soon(self._submit)
         self._entered.append((operation, call))
         return call
+
+    def start_waiting(self, operation: LeaseItems | AwaitItems) -> HomeCall:
+        """Send an operation that may wait for items. `stop_waiting` must follow."""
+        if self.draining:
+            operation = msgspec.structs.replace(operation, wait=0)
+        call = self.start(operation)
+        self._waiting[call] = [] if isinstance(operation, LeaseItems) else False
+        return call
+
+    def stop_waiting(self, call: HomeCall) -> None:
+        self._waiting.pop(call, None)
+
+    def end_waiting(self) -> int:
+        """Answer all calls that wait for items as if their wait was over, now and later; gives how many there were."""
+        self.draining = True
+        ended = [(call, answer) for call, answer in self._waiting.items() if not call.answered.done()]
+        for call, answer in ended:
+            call.cancel()  # items that were leased for it meanwhile return to their queue
+            call.finish(answer)
+        return len(ended)
 
     async def wait(self, call: HomeCall) -> Any:
         try:

@@ -96,13 +96,17 @@ class ServedRequest:
 
     async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
         """Wait for the answer to an operation. ClientGone when the client leaves meanwhile; then it is cancelled."""
-        self._started = started = self._calls.start(operation, is_large=is_large)
         if isinstance(operation, LeaseItems | AwaitItems) and operation.wait:
+            self._started = started = self._calls.start_waiting(operation)
             try:
                 await self._wait_or_leave(started)
             except (ClientGone, asyncio.CancelledError):
                 started.cancel()
                 raise
+            finally:
+                self._calls.stop_waiting(started)
+        else:
+            self._started = started = self._calls.start(operation, is_large=is_large)
         answer: A = await self._calls.wait(started)
         return answer
 

@@ -14,10 +14,15 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes: int = 2 * MAX_BATCH_BYTES
     """The largest body of a request, also when it is decompressed: the largest batch fits, in base64."""
     header_bytes: int = 64 * KIB
+    """The largest head of a request: its first line and its headers."""
+    header_count: int = 100
+    """The most headers of a request."""
     header_seconds: float = 10
-    """How long a client may take to send the head of a request."""
+    """How long a client may take to send the head of a request, or for the handshake of TLS."""
     body_seconds: float = 60
     """How long a client may take to send the body of a request."""
+    send_seconds: float = 60
+    """How long a client may take to read an answer."""
     idle_seconds: float = 75
     """How long a connection may stay open without a request."""
     request_seconds: float = 300
