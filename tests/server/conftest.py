@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,9 +16,9 @@ from penstock.server.server_limits import ServerLimits
 
 
 @contextmanager
-def serve(home: Home, limits: ServerLimits | None = None) -> Iterator[HttpServer]:
+def serve(home: Home, limits: ServerLimits | None = None, **options: Any) -> Iterator[HttpServer]:
     """A server of this home on a free port, in a thread."""
-    server = HttpServer(cast(ServedHome, home), [listen("127.0.0.1", 0)], limits)
+    server = HttpServer(cast(ServedHome, home), [listen("127.0.0.1", 0)], limits, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

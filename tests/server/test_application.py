@@ -28,11 +28,15 @@ from tests.server.conftest import address_of, serve
 class Poster:
     """One connection to a server."""
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: HttpServer, key: str = "") -> None:
         self.connection = http.client.HTTPConnection(*address_of(server), timeout=30)
+        self.headers = {VERSION_HEADER: VERSION} | ({"authorization": f"Bearer {key}"} if key else {})
+
+    def start(self, operation: Operation[Any]) -> None:
+        self.connection.request("POST", CALL_PATH, operations.encode(operation), self.headers)
 
     def call(self, operation: Operation[Any]) -> Any:
-        status, kind, body = self.post(CALL_PATH, operations.encode(operation), {VERSION_HEADER: VERSION})
+        status, kind, body = self.post(CALL_PATH, operations.encode(operation), self.headers)
         assert kind == ANSWER_TYPE
         if status == 200:
             return decode_answer(type(operation), body)

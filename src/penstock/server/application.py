@@ -13,7 +13,10 @@ from typing import Any, TypeAlias
 
 from penstock import operations
 from penstock.operations import LeaseItems, Operation, Query
+from penstock.server.audit import AuditLog
+from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCalls, ServedHome
+from penstock.server.key_ring import KeyRing
 from penstock.server.served_request import (
     REPEATED,
     BodyTooLarge,
@@ -24,7 +27,7 @@ from penstock.server.served_request import (
     Send,
     ServedRequest,
     error_reply,
-    retry_headers,
+    refusal_headers,
 )
 from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
@@ -36,15 +39,21 @@ _log = logging.getLogger("penstock")
 LARGE_BYTES = 64 * KIB
 """Larger bodies are decoded in another thread: other requests do not wait for that."""
 
+CLOSE = ((b"connection", b"close"),)
+
 Handler: TypeAlias = Callable[[ServedRequest, bytes], Awaitable[Reply]]
 
 
 class Application:
     """Serves a home over HTTP."""
 
-    def __init__(self, home: ServedHome, limits: ServerLimits | None = None) -> None:
+    def __init__(
+        self, home: ServedHome, limits: ServerLimits | None = None, *, keys: KeyRing | None = None, audit: AuditLog | None = None
+    ) -> None:
+        """keys: None for a broker without a directory: then requests need no key."""
         self._home = home
         self._limits = limits or ServerLimits()
+        self._gate = Gate(keys, self._limits, audit or AuditLog())
         self.draining = False
         """Whether the server has begun to end."""
         self._calls: HomeCalls | None = None
@@ -70,39 +79,53 @@ class Application:
         return 0 if self._calls is None else self._calls.end_waiting()
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        while True:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                self._calls = HomeCalls(self._home)
-                await send({"type": "lifespan.startup.complete"})
-            else:
-                await send({"type": "lifespan.shutdown.complete"})
-                return
+        await receive()  # lifespan.startup
+        self._calls = HomeCalls(self._home)
+        refreshes = asyncio.ensure_future(self._gate.refresh_keys())
+        await send({"type": "lifespan.startup.complete"})
+        await receive()  # lifespan.shutdown
+        refreshes.cancel()
+        self._gate.close()
+        self._threads.shutdown()
+        await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
         assert self._calls is not None
-        request = ServedRequest(self._calls, scope, receive)
+        error_as_reply = self._error_replies.get(scope["path"], error_reply)
         try:
-            reply = await handler(request, await request.read_body(self._limits.body_bytes))
+            request = ServedRequest(self._calls, self._gate, scope, receive)
+        except PenstockError as error:
+            await _send(send, error_as_reply(error)._replace(headers=(*refusal_headers(error), *CLOSE)))  # its body is not read
+            return
+        try:
+            reply = await self._reply(handler, request, error_as_reply)
         except ClientGone:
             request.give_up()
             return
-        except PenstockError as error:
-            reply = self._error_replies.get(request.path, error_reply)(error)
-            if isinstance(error, BodyTooLarge):  # the rest of the body was not read
-                reply = reply._replace(headers=(*reply.headers, (b"connection", b"close")))
-        except asyncio.CancelledError:  # the server ends, and does not wait for this request any more
-            request.give_up()
-            reply = self._error_replies.get(request.path, error_reply)(OutcomeUnknown("the server ends; send the request again"))
-        except Exception as error:
-            _log.exception("a request of %s went wrong", request.path)
-            reply = self._error_replies.get(request.path, error_reply)(caused_by_bug(error))
+        finally:
+            request.end()
         try:
             await _send(send, reply)
             request.delivered()
         except BaseException:
             request.give_up()
             raise
+
+    async def _reply(self, handler: Handler, request: ServedRequest, error_as_reply: Callable[[PenstockError], Reply]) -> Reply:
+        try:
+            return await handler(request, await request.read_body(self._limits.body_bytes))
+        except ClientGone:
+            raise
+        except BodyTooLarge as error:  # the rest of the body is not read
+            return error_as_reply(error)._replace(headers=CLOSE)
+        except PenstockError as error:
+            return error_as_reply(error)
+        except asyncio.CancelledError:  # the server ends, and does not wait for this request any more
+            request.give_up()
+            return error_as_reply(OutcomeUnknown("the server ends; send the request again"))
+        except Exception as error:
+            _log.exception("a request of %s went wrong", request.path)
+            return error_as_reply(caused_by_bug(error))
 
     # -- operations of Penstock's own client ---------------------------------------------------------
 
@@ -131,7 +154,7 @@ def _is_large_answer(operation: Operation[Any]) -> bool:
 
 
 def _encoded_error(error: PenstockError) -> Reply:
-    return Reply(encode_error(error), error.http_status, ANSWER_TYPE, retry_headers(error))
+    return Reply(encode_error(error), error.http_status, ANSWER_TYPE, refusal_headers(error))
 
 
 async def _send(send: Send, reply: Reply) -> None:

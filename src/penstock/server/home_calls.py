@@ -46,6 +46,11 @@ class HomeCall:
         if self._cancel is not None:
             self._cancel()
 
+    def fail(self, error: PenstockError) -> None:
+        """Give the operation up, and have its task raise this."""
+        self.cancel()
+        self.finish(error)
+
     def finish(self, answer: Any) -> None:
         if not self.answered.done():
             self.answered.set_result(answer)

@@ -18,9 +18,11 @@ from typing import Any
 import uvicorn
 
 from penstock.server.application import Application
+from penstock.server.audit import AuditLog
 from penstock.server.bind_addresses import BACKLOG, close_listeners, listen, url_of
 from penstock.server.home_calls import ServedHome
 from penstock.server.http_protocol import ConnectionWatch, HttpProtocol
+from penstock.server.key_ring import KeyRing
 from penstock.server.server_limits import ServerLimits
 from penstock.server.tls import TlsFiles, tls_context
 from penstock.words.errors import InvalidRequest
@@ -42,13 +44,17 @@ class HttpServer:
         listeners: Sequence[socket.socket],
         limits: ServerLimits | None = None,
         *,
+        keys: KeyRing | None = None,
+        audit: AuditLog | None = None,
         tls: TlsFiles | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         trusted_proxies: Sequence[str] = (),
     ) -> None:
-        """tls: None is plain HTTP. trusted_proxies: addresses whose X-Forwarded-For header is believed."""
+        """keys: None when requests need none. tls: None is plain HTTP. trusted_proxies: addresses whose X-Forwarded-For
+        header is believed.
+        """
         self._limits = limits or ServerLimits()
-        self.application = Application(home, self._limits)
+        self.application = Application(home, self._limits, keys=keys, audit=audit)
         self.urls = [url_of(listener, tls is not None) for listener in listeners]
         config = uvicorn.Config(
             self.application,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
+from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
 from penstock.words.errors import OutcomeUnknown, PenstockError
 
@@ -51,23 +52,33 @@ class Problem(msgspec.Struct):
 def error_reply(error: PenstockError) -> Reply:
     """An error as JSON, with its status."""
     body = msgspec.json.encode(Problem(error.code, str(error)))
-    return Reply(body, error.http_status, JSON_TYPE, retry_headers(error))
+    return Reply(body, error.http_status, JSON_TYPE, refusal_headers(error))
 
 
-def retry_headers(error: PenstockError) -> tuple[tuple[bytes, bytes], ...]:
+def refusal_headers(error: PenstockError) -> tuple[tuple[bytes, bytes], ...]:
+    """The headers that the status of an error asks for."""
+    if error.http_status == 401:
+        return ((b"www-authenticate", b"Bearer"),)
     return ((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),) if error.retryable and error.http_status in (429, 503) else ()
 
 
 class ServedRequest:
     """One request."""
 
-    def __init__(self, calls: HomeCalls, scope: Scope, receive: Receive) -> None:
+    def __init__(self, calls: HomeCalls, gate: Gate, scope: Scope, receive: Receive) -> None:
+        """Raises as `Gate.enter`. `end` must follow."""
         self.path: str = scope["path"]
         self._calls = calls
+        self._gate = gate
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._started: HomeCall | None = None
         """The newest operation."""
+        client = scope.get("client")
+        self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "")
+
+    def end(self) -> None:
+        self._gate.leave(self.caller)
 
     def header(self, name: bytes) -> str:
         """The value of a header, named in lower case; empty when it was not sent."""
@@ -95,20 +106,38 @@ class ServedRequest:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
-        """Wait for the answer to an operation. ClientGone when the client leaves meanwhile; then it is cancelled."""
-        if isinstance(operation, LeaseItems | AwaitItems) and operation.wait:
-            self._started = started = self._calls.start_waiting(operation)
-            try:
-                await self._wait_or_leave(started)
-            except (ClientGone, asyncio.CancelledError):
-                started.cancel()
-                raise
-            finally:
-                self._calls.stop_waiting(started)
-        else:
-            self._started = started = self._calls.start(operation, is_large=is_large)
-        answer: A = await self._calls.wait(started)
-        return answer
+        """Wait for the answer to an operation, if the caller may do it. ClientGone when the client leaves meanwhile;
+        then it is cancelled.
+        """
+        gate, calls, caller = self._gate, self._calls, self.caller
+        checked: Operation[A] = await gate.check(caller, operation, calls)
+        try:
+            if isinstance(checked, LeaseItems | AwaitItems) and checked.wait:
+                self._started = started = await self._wait_for_items(checked)
+            else:
+                self._started = started = calls.start(checked, is_large=is_large)
+            answer: A = await calls.wait(started)
+        except PenstockError as error:
+            gate.record(caller, checked, error)
+            raise
+        gate.record(caller, checked, None)
+        return answer if not caller.access.prefixes else await gate.filter_answer(caller, checked, answer, calls)
+
+    async def _wait_for_items(self, operation: "LeaseItems | AwaitItems") -> HomeCall:
+        """Wait until the operation is answered, the client leaves, or its key is not valid any more."""
+        ends: list[HomeCall] = []
+        end_wait = self._gate.begin_wait(self.caller, lambda error: ends[0].fail(error))
+        self._started = started = self._calls.start_waiting(operation)
+        ends.append(started)
+        try:
+            await self._wait_or_leave(started)
+        except (ClientGone, asyncio.CancelledError):
+            started.cancel()
+            raise
+        finally:
+            self._calls.stop_waiting(started)
+            end_wait()
+        return started
 
     async def _wait_or_leave(self, started: HomeCall) -> None:
         """Wait for an answer or for the end of the connection."""
@@ -132,5 +161,4 @@ class ServedRequest:
     def replace(self) -> None:
         """The client has repeated this request: end it, if it still waits."""
         if self._started is not None:
-            self._started.cancel()
-            self._started.finish(OutcomeUnknown(REPEATED))
+            self._started.fail(OutcomeUnknown(REPEATED))

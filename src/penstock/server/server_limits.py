@@ -28,8 +28,10 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_seconds: float = 300
     """How long a request may wait for its answer."""
     connections: int = 10_000
-    connections_per_key: int = 10_000
+    requests_per_key: int = 10_000
+    """The most requests of one API key that are under way at a time."""
     waiting_leases: int = 10_000
+    """The most requests that wait for items at a time."""
     waiting_leases_per_key: int = 10_000
     buffered_bytes: int = 512 * MIB
     """Bodies of all requests that are in memory at one time."""

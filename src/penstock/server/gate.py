@@ -1,0 +1,181 @@
+"""Who makes a request, what they may do, and how much of it at a time.
+
+Owns: `Gate` and `Caller`. Every request enters through the gate, which authenticates it; every operation of a request
+is checked by `Caller.access`. The names of queues, which prefixes of keys are about, are learned from the home: an
+operation names a queue by its incarnation, whose name never changes.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from penstock.operations import Cancel, ExplainItem, FindQueue, Operation, RedriveItems, SettleItems, TraceItem
+from penstock.server.access import Access
+from penstock.server.api_keys import ApiKey
+from penstock.server.audit import AUDITED, AuditLog
+from penstock.server.home_calls import HomeCalls
+from penstock.server.key_ring import KeyRing
+from penstock.server.server_limits import ServerLimits
+from penstock.words.errors import PenstockError, QueueBusy, QueueNotFound, Unauthenticated
+
+BEARER = "bearer "
+MAX_NAMES = 100_000
+REFRESH_SECONDS = 1.0
+
+
+class Caller:
+    """Who makes a request."""
+
+    __slots__ = ("access", "client", "key")
+
+    def __init__(self, key: ApiKey | None, access: Access, client: str) -> None:
+        self.key = key
+        """None: the server needs no keys."""
+        self.access = access
+        self.client = client
+        """The client's address."""
+
+
+class Gate:
+    """Authenticates requests, checks their operations and counts what they have under way."""
+
+    def __init__(self, keys: KeyRing | None, limits: ServerLimits, audit: AuditLog) -> None:
+        """keys: None for a broker that has no directory, and so no keys."""
+        self._keys = keys
+        self._limits = limits
+        self._audit = audit
+        self._requests: Counter[str] = Counter()
+        """Requests under way, by the id of their key."""
+        self._waiting: Counter[str] = Counter()
+        """Waiting operations, by the id of their key."""
+        self._all_waiting = 0
+        self._names: dict[int, str] = {}
+        """Incarnation → name, of queues that keys with prefixes have named."""
+        self._accesses: dict[ApiKey | None, Access] = {}
+
+    async def refresh_keys(self) -> None:
+        """Look for changes of the keys every second, until it is cancelled."""
+        while self._keys is not None:
+            self._keys.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    def close(self) -> None:
+        if self._keys is not None:
+            self._keys.close()
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def enter(self, authorization: str, client: str) -> Caller:
+        """Authenticate a request; `leave` must follow. authorization: the value of that header.
+
+        Raises Unauthenticated, and QueueBusy when the key has too many requests under way.
+        """
+        try:
+            key = None if self._keys is None else self._keys.authenticate(_key_text(authorization))
+        except PenstockError as error:
+            self._audit.record(None, error, key=None, client=client)
+            raise
+        key_id = "" if key is None else key.id
+        if key is not None and self._requests[key_id] >= self._limits.requests_per_key:
+            raise QueueBusy(f"API key {key_id} has {self._limits.requests_per_key} requests under way; send fewer at a time")
+        self._requests[key_id] += 1
+        access = self._accesses.get(key)
+        if access is None:
+            if len(self._accesses) > MAX_NAMES:
+                self._accesses.clear()
+            access = self._accesses[key] = Access.of(key)
+        return Caller(key, access, client)
+
+    def leave(self, caller: Caller) -> None:
+        key_id = "" if caller.key is None else caller.key.id
+        self._requests[key_id] -= 1
+        if not self._requests[key_id]:
+            del self._requests[key_id]
+
+    def begin_wait(self, caller: Caller, end: Callable[[PenstockError], None]) -> Cancel:
+        """Count an operation that may wait long, and call `end` with an error when its key is not valid any more.
+
+        Gives a function that must be called when the wait is over. QueueBusy when too many wait.
+        """
+        key_id = "" if caller.key is None else caller.key.id
+        limits = self._limits
+        if self._all_waiting >= limits.waiting_leases or self._waiting[key_id] >= limits.waiting_leases_per_key:
+            raise QueueBusy("too many requests wait for items on this server; lease without waiting, or with fewer connections")
+        self._all_waiting += 1
+        self._waiting[key_id] += 1
+        unwatch = None if self._keys is None else self._keys.watch(caller.key, lambda: end(_ended(caller.key)))
+
+        def end_wait() -> None:
+            self._all_waiting -= 1
+            self._waiting[key_id] -= 1
+            if not self._waiting[key_id]:
+                del self._waiting[key_id]
+            if unwatch is not None:
+                unwatch()
+
+        return end_wait
+
+    @property
+    def waiting(self) -> int:
+        """How many operations wait for items."""
+        return self._all_waiting
+
+    # -- operations ----------------------------------------------------------------------------------
+
+    async def check(self, caller: Caller, operation: Operation[Any], calls: HomeCalls) -> Operation[Any]:
+        """The operation as the caller may do it. Raises AccessDenied or QueueNotFound."""
+        if caller.access.prefixes or type(operation) in AUDITED:
+            await self._learn(_queues_of(operation), calls)
+        try:
+            return caller.access.check(operation, self._names.get)
+        except PenstockError as error:
+            self.record(caller, operation, error)
+            raise
+
+    async def filter_answer(self, caller: Caller, operation: Operation[Any], answer: Any, calls: HomeCalls) -> Any:
+        """The answer as the caller may see it."""
+        if not caller.access.prefixes:
+            return answer
+        if isinstance(operation, ExplainItem) and answer.moved_to is not None:
+            await self._learn([answer.moved_to[0]], calls)
+        elif isinstance(operation, TraceItem):
+            await self._learn([at[0] for at in (answer.came_from, answer.went_to) if at is not None], calls)
+        return caller.access.filter_answer(operation, answer, self._names.get)
+
+    def record(self, caller: Caller, operation: Operation[Any], error: PenstockError | None) -> None:
+        """Write an operation and its outcome to the audit log, if that is to be audited."""
+        self._audit.record(operation, error, key=caller.key, client=caller.client, name_of=self._names.get)
+
+    async def _learn(self, incarnations: list[int], calls: HomeCalls) -> None:
+        for incarnation in incarnations:
+            if incarnation not in self._names:
+                try:
+                    found = await calls.call(FindQueue(queue=incarnation))
+                except QueueNotFound:
+                    continue
+                if len(self._names) >= MAX_NAMES:
+                    self._names.clear()
+                self._names[incarnation] = found.name
+
+
+def _queues_of(operation: Operation[Any]) -> list[int]:
+    found = [operation.queue] if operation.queue else []
+    if isinstance(operation, SettleItems):
+        found += [incarnation for incarnation, _ in operation.then]
+    elif isinstance(operation, RedriveItems):
+        found.append(operation.to)
+    return found
+
+
+def _key_text(authorization: str) -> str:
+    """The key in an Authorization header; "" when there is none. A header of another kind is an unknown key."""
+    if authorization[: len(BEARER)].lower() == BEARER:
+        return authorization[len(BEARER) :].strip()
+    return authorization
+
+
+def _ended(key: ApiKey | None) -> Unauthenticated:
+    if key is None:
+        return Unauthenticated("the server needs an API key now; send one in the header 'Authorization: Bearer pk_…'")
+    return Unauthenticated(f"API key {key.id} is not valid any more; ask for a new one")
