@@ -68,6 +68,10 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         run("produce", "parking", "x", "--key", "b")
         run("bury", leased(cli, "parking"))
         assert run("keys", "release", "parking", "b") == "key released; 1 buried item stay buried"
+        run("keys", "create", "web", "--scope", "read", "--json")
+        run("keys", "rotate", "web", "--json")
+        run("keys", "revoke", "web")
+        assert "revoked" in run("keys", "list")
         run("import", "ledgerq", str(ledger), "--queue", "orders")
         wait_until(lambda: cli.json("stats", "orders")["ready"] == 2)
         assert run("work", "live_handlers:handle", "-q", "orders", "--until-empty") == "2 done"

@@ -1,6 +1,7 @@
 """What the API key of a request allows.
 
-Owns: `Access`: which operations a key allows on which queues, and what it sees of their answers.
+Owns: `Access`, which says which operations a key allows on which queues and what it sees of their answers, and
+`queues_in`.
 - Each kind of operation names the scope that it needs. `FindQueue` needs any: whoever may produce to a queue must be
   able to find it.
 - "look" shows counts, states, reasons, names of consumers and positions. Payloads, headers, references and keys of
@@ -96,8 +97,8 @@ class Access:
             raise AccessDenied(
                 f"{kind.__name__} needs an API key for all queues, and {self._who} allows only {self._allowed}; use another key"
             )
-        if operation.queue:
-            self._require_incarnation(operation.queue, name_of)
+        for incarnation in queues_in(operation):
+            self._require_incarnation(incarnation, name_of)
         if isinstance(operation, CreateQueue | FindQueue) and (operation.name or not operation.queue):
             self._require_name(operation.name)
         if isinstance(operation, CreateQueue):
@@ -105,11 +106,6 @@ class Access:
             self._require_dead_queue(operation.given)
         elif isinstance(operation, UpdateQueue):
             self._require_dead_queue(operation.changes)
-        elif isinstance(operation, SettleItems):
-            for incarnation, _ in operation.then:
-                self._require_incarnation(incarnation, name_of)
-        elif isinstance(operation, RedriveItems):
-            self._require_incarnation(operation.to, name_of)
         return operation
 
     def _narrowed(self, operation: Op) -> Op:
@@ -182,6 +178,16 @@ class Access:
     def _shows(self, position: tuple[int, int, int] | None, name_of: QueueNames) -> bool:
         name = name_of(position[0]) if position is not None else None
         return name is not None and self.allows_queue(name)
+
+
+def queues_in(operation: Operation[Any]) -> list[int]:
+    """The incarnations that an operation names: those whose names `Access.check` asks for."""
+    found = [operation.queue] if operation.queue else []
+    if isinstance(operation, SettleItems):
+        found += [incarnation for incarnation, _ in operation.then]
+    elif isinstance(operation, RedriveItems):
+        found.append(operation.to)
+    return found
 
 
 def _common(some: Sequence[str], others: Sequence[str]) -> list[str]:
