@@ -19,7 +19,6 @@ from penstock.server.home_calls import HomeCalls, ServedHome
 from penstock.server.key_ring import KeyRing
 from penstock.server.served_request import (
     REPEATED,
-    BodyTooLarge,
     ClientGone,
     Receive,
     Reply,
@@ -32,7 +31,7 @@ from penstock.server.served_request import (
 from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
 from penstock.wire.sessions import SessionTable
-from penstock.words.errors import OutcomeUnknown, PenstockError, caused_by_bug
+from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError, caused_by_bug
 from penstock.words.limits import KIB
 
 _log = logging.getLogger("penstock")

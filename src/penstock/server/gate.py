@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from penstock.operations import Cancel, ExplainItem, FindQueue, Operation, RedriveItems, SettleItems, TraceItem
-from penstock.server.access import Access
+from penstock.operations import Cancel, ExplainItem, FindQueue, Operation, TraceItem
+from penstock.server.access import Access, queues_in
 from penstock.server.api_keys import ApiKey
 from penstock.server.audit import AUDITED, AuditLog
 from penstock.server.home_calls import HomeCalls
@@ -126,7 +126,7 @@ class Gate:
     async def check(self, caller: Caller, operation: Operation[Any], calls: HomeCalls) -> Operation[Any]:
         """The operation as the caller may do it. Raises AccessDenied or QueueNotFound."""
         if caller.access.prefixes or type(operation) in AUDITED:
-            await self._learn(_queues_of(operation), calls)
+            await self._learn(queues_in(operation), calls)
         try:
             return caller.access.check(operation, self._names.get)
         except PenstockError as error:
@@ -157,15 +157,6 @@ class Gate:
                 if len(self._names) >= MAX_NAMES:
                     self._names.clear()
                 self._names[incarnation] = found.name
-
-
-def _queues_of(operation: Operation[Any]) -> list[int]:
-    found = [operation.queue] if operation.queue else []
-    if isinstance(operation, SettleItems):
-        found += [incarnation for incarnation, _ in operation.then]
-    elif isinstance(operation, RedriveItems):
-        found.append(operation.to)
-    return found
 
 
 def _key_text(authorization: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
-from penstock.words.errors import OutcomeUnknown, PenstockError
+from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -24,13 +24,6 @@ REPEATED = "this call was repeated meanwhile, on another connection; its answer 
 
 class ClientGone(Exception):
     """The client closed its connection: nobody waits for the reply."""
-
-
-class BodyTooLarge(PenstockError):
-    """The body of a request is larger than the server allows; send less at a time."""
-
-    code = "body_too_large"
-    http_status = 413
 
 
 class Reply(NamedTuple):

@@ -47,6 +47,13 @@ class QueueExists(PenstockError):
     http_status = 409
 
 
+class BodyTooLarge(PenstockError):
+    """The body of an HTTP request is larger than the server allows; send less at a time."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
 class Unauthenticated(PenstockError):
     """No API key was given, or it is unknown, expired or revoked; send a valid one."""
 
