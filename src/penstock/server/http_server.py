@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -99,14 +98,16 @@ class HttpServer:
         on_started: Callable[[], None] | None = None,
         *,
         on_reload: Callable[[], None] | None = None,
+        on_draining: Callable[[], None] | None = None,
         handle_signals: bool = False,
     ) -> None:
         """Serve until `stop`.
 
         on_started: called when connections are accepted. on_reload: called by `reload`, for files that others keep
-        open. handle_signals: SIGTERM and SIGINT stop the server, SIGHUP reloads it.
+        open. on_draining: called when the server begins to end. handle_signals: SIGTERM and SIGINT stop the server,
+        SIGHUP reloads it.
         """
-        self._server.on_started, self._server.on_reload = on_started, on_reload
+        self._server.on_started, self._server.on_reload, self._server.on_draining = on_started, on_reload, on_draining
         self._server.handles_signals = handle_signals
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
             runner.run(self._server.serve())
@@ -136,6 +137,7 @@ class DrainingServer(uvicorn.Server):
         self.unfinished = 0
         self.on_started: Callable[[], None] | None = None
         self.on_reload: Callable[[], None] | None = None
+        self.on_draining: Callable[[], None] | None = None
         self.handles_signals = False
         self._application = application
         self._listeners = listeners
@@ -181,14 +183,8 @@ class DrainingServer(uvicorn.Server):
         return HttpProtocol(self._watch, self.config, self.server_state, self.lifespan.state, self._loop)
 
     def _report_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error of the event loop. Failed handshakes are the clients' and are counted."""
-        error = context.get("exception")
-        if isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
-            peer = getattr(context.get("transport"), "get_extra_info", lambda name: None)("peername")
-            client = str(peer[0]) if isinstance(peer, tuple) else "unknown"
-            self._watch.warnings.warn("a connection without valid TLS", client, loop.time())
-        else:
-            _log.error("the server: %s", context.get("message"), exc_info=error)
+        """Log an error of the event loop. (uvloop reports no handshakes that fail: they are the clients' errors.)"""
+        _log.error("the server: %s", context.get("message"), exc_info=context.get("exception"))
 
     # -- while it runs -------------------------------------------------------------------------------
 
@@ -267,6 +263,8 @@ class DrainingServer(uvicorn.Server):
             server.close()
         close_listeners(self._listeners)
         waiting = self._application.drain()
+        if self.on_draining is not None:
+            self.on_draining()
         _log.info("draining: %d requests, %d waiting leases", requests, waiting)
         for connection in self._watch.connections:
             connection.shutdown()

@@ -30,7 +30,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
-class LogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServerLogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The log on stderr."""
 
     format: LogFormat = "text"
@@ -63,10 +63,12 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long running requests may take when the server ends."""
     ready_file: str = ""
     """A file that gets the URLs of the server, one in each line, when it accepts connections."""
+    audit_file: str = ""
+    """A file to which the audit log is appended. Empty: it goes to the logger `penstock.audit` only."""
     tls: TlsFiles = TlsFiles()
     limits: ServerLimits = ServerLimits()
     broker: BrokerSettings = BrokerSettings()
-    log: LogSettings = LogSettings()
+    log: ServerLogSettings = ServerLogSettings()
     queues: tuple[DeclaredQueue, ...] = ()
 
     @property
@@ -100,7 +102,7 @@ class Setting(NamedTuple):
     @property
     def is_path(self) -> bool:
         """Whether it names files, which a TOML file may name relative to itself."""
-        return self.name.startswith("tls.") or self.name in ("ready_file", "broker.directory", "broker.roots")
+        return self.name.startswith("tls.") or self.name in ("ready_file", "audit_file", "broker.directory", "broker.roots")
 
     @property
     def least(self) -> float:
