@@ -8,7 +8,22 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import api_keys, dead, items, leases, ledgerq_import, option_values, owner, produce, queues, repair, spark, stats, work
+from penstock.cli import (
+    api_keys,
+    dead,
+    items,
+    leases,
+    ledgerq_import,
+    option_values,
+    owner,
+    produce,
+    queues,
+    repair,
+    serve,
+    spark,
+    stats,
+    work,
+)
 from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
 from penstock.cli.command_tree import CommandTree, JsonOption
 
@@ -60,7 +75,7 @@ def main(
     context.obj = CommandContext(broker or "", root or (), as_json, seconds)
 
 
-for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group):
+for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group, serve.group):
     app.add_typer(group)
 app.add_typer(queues.group, name="queue")
 api_keys.group.add_typer(items.keys)

@@ -72,6 +72,11 @@ class CommandContext:
     # -- the broker ----------------------------------------------------------------------------------
 
     @property
+    def names_broker(self) -> bool:
+        """Whether the command line or the environment names a broker."""
+        return bool(self._target)
+
+    @property
     def target(self) -> str:
         """The directory of the broker; raises if none was given or it is not a path of a directory."""
         if not self._target:

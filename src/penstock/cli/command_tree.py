@@ -22,7 +22,7 @@ from penstock.cli.failures import INTERRUPTED, NEGATIVE, PIPE_CLOSED, USAGE, err
 F = TypeVar("F", bound=Callable[..., None])
 DEBUG = "PENSTOCK_DEBUG"
 ORDER = (
-    *("queue", "produce", "work", "own", "lease", "complete", "retry", "bury", "extend"),
+    *("queue", "produce", "work", "own", "serve", "lease", "complete", "retry", "bury", "extend"),
     *("stats", "watch", "items", "item", "explain", "keys", "dead", "verify", "repair", "import"),
 )
 

@@ -28,7 +28,8 @@ PIPE_CLOSED: Final = 141
 
 EXIT_CODES: Final[dict[int, str]] = {
     OK: "success",
-    NEGATIVE: "a negative result: nothing was leased, `verify` found damage, `import` or `repair` could not process everything",
+    NEGATIVE: "a negative result: nothing was leased, `verify` found damage, `import` or `repair` could not process everything, "
+    "`serve` ended requests unfinished, `serve --check` found differences",
     USAGE: "the command line is wrong: an unknown option, a value out of bounds",
     MISSING_EXTRA: "a package that the command needs is not installed; the message says what to install",
     LOCKED: "the process that owns the directory does not answer, or shares it with no other; or the command needs the directory alone",
@@ -36,7 +37,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     STORAGE: "storage failed or is damaged, or the outcome is unknown",
     LEASE_LOST: "some leases had ended; the items of the other leases are settled",
     EXISTS: "a queue of that name exists with other options",
-    RETRY_LATER: "the queue is full, busy or held; the same command may succeed later",
+    RETRY_LATER: "the queue is full, busy or held, or `serve` cannot listen on an address; the same command may succeed later",
     DENIED: "access denied: no valid API key, one that does not allow this, or a file of another user",
     INTERNAL_ERROR: "an unexpected error: please report it (`PENSTOCK_DEBUG=1` prints the traceback)",
     INTERRUPTED: "interrupted by Ctrl-C",

@@ -13,7 +13,7 @@ sends is read and discarded for LINGER_SECONDS: if it was closed at once, the op
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httptools
 import msgspec
@@ -64,6 +64,11 @@ class ConnectionWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._none_left = asyncio.Event()
 
+    @property
+    def connections(self) -> "list[HttpProtocol]":
+        """All connections that are open now."""
+        return cast("list[HttpProtocol]", [*self._state.connections])
+
     def start(self) -> None:
         """Begin to look at the connections. Call it in the event loop."""
         self._look(asyncio.get_running_loop())
@@ -75,8 +80,7 @@ class ConnectionWatch:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(self._interval, self._look, loop)
         now = loop.time()
-        for connection in [*self._state.connections]:
-            assert isinstance(connection, HttpProtocol)
+        for connection in self.connections:
             connection.check_time(now)
         self.warnings.log_counted(now)
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import signal
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -80,13 +79,35 @@ class HttpServer:
         return self.application.draining
 
     @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._server.server_state.connections)
+
+    @property
+    def requests(self) -> int:
+        """How many requests the application works on."""
+        return len(self._server.server_state.tasks)
+
+    @property
     def unfinished(self) -> int:
         """How many requests were ended unfinished when the server was stopped."""
         return self._server.unfinished
 
-    def run(self, on_started: Callable[[], None] | None = None, *, handle_signals: bool = False) -> None:
-        """Serve until `stop`. handle_signals: SIGTERM and SIGINT stop the server, SIGHUP reloads its certificate."""
-        self._server.on_started = on_started
+    def run(
+        self,
+        on_started: Callable[[], None] | None = None,
+        *,
+        on_reload: Callable[[], None] | None = None,
+        on_draining: Callable[[], None] | None = None,
+        handle_signals: bool = False,
+    ) -> None:
+        """Serve until `stop`.
+
+        on_started: called when connections are accepted. on_reload: called by `reload`, for files that others keep
+        open. on_draining: called when the server begins to end. handle_signals: SIGTERM and SIGINT stop the server,
+        SIGHUP reloads it.
+        """
+        self._server.on_started, self._server.on_reload, self._server.on_draining = on_started, on_reload, on_draining
         self._server.handles_signals = handle_signals
         with asyncio.Runner(loop_factory=self._server.config.get_loop_factory()) as runner:
             runner.run(self._server.serve())
@@ -96,7 +117,7 @@ class HttpServer:
         self._server.stop()
 
     def reload(self) -> None:
-        """Read the files of the certificate again, in the event loop's thread: new connections use them."""
+        """Read the files of the certificate again, from any thread: new connections use them."""
         self._server.reload()
 
 
@@ -115,6 +136,8 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.unfinished = 0
         self.on_started: Callable[[], None] | None = None
+        self.on_reload: Callable[[], None] | None = None
+        self.on_draining: Callable[[], None] | None = None
         self.handles_signals = False
         self._application = application
         self._listeners = listeners
@@ -123,6 +146,7 @@ class DrainingServer(uvicorn.Server):
         self._context = None if tls is None else tls_context(tls)
         self._drain_seconds = drain_seconds
         self._watch: ConnectionWatch
+        self._reloads: set[asyncio.Task[None]] = set()
         self._stop_requests = 0
         self._stop_requested = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -159,14 +183,8 @@ class DrainingServer(uvicorn.Server):
         return HttpProtocol(self._watch, self.config, self.server_state, self.lifespan.state, self._loop)
 
     def _report_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log an error of the event loop. Failed handshakes are the clients' and are counted."""
-        error = context.get("exception")
-        if isinstance(error, ssl.SSLError | ConnectionError | TimeoutError):
-            peer = getattr(context.get("transport"), "get_extra_info", lambda name: None)("peername")
-            client = str(peer[0]) if isinstance(peer, tuple) else "unknown"
-            self._watch.warnings.warn("a connection without valid TLS", client, loop.time())
-        else:
-            _log.error("the server: %s", context.get("message"), exc_info=error)
+        """Log an error of the event loop. (uvloop reports no handshakes that fail: they are the clients' errors.)"""
+        _log.error("the server: %s", context.get("message"), exc_info=context.get("exception"))
 
     # -- while it runs -------------------------------------------------------------------------------
 
@@ -206,39 +224,49 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def reload(self) -> None:
-        """Read the files of the certificate again. If they cannot be used, the old certificate stays."""
+        """Read the files of the certificate again, from any thread. If they cannot be used, the old ones stay."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._reload)
+
+    def _reload(self) -> None:
+        if self.on_reload is not None:
+            self.on_reload()
         if self._tls is None:
-            _log.info("there is nothing to reload: the server has no certificate")
+            _log.info("reloaded; the server has no certificate")
             return
         try:
             self._context = tls_context(self._tls)
         except InvalidRequest as error:
             _log.error("the certificate is not replaced: %s", error)
             return
-        assert self._loop is not None
-        reloaded = self._loop.create_task(self._listen_again())
-        self.server_state.tasks.add(reloaded)
-        reloaded.add_done_callback(self.server_state.tasks.discard)
+        reloading = asyncio.ensure_future(self._listen_again(self._tls.cert))
+        self._reloads.add(reloading)
+        reloading.add_done_callback(self._reloads.discard)
 
-    async def _listen_again(self) -> None:
-        """Accept connections with the present certificate. Those that wait to be accepted meanwhile are not lost."""
-        former, self.servers = self.servers, []
-        for server in former:
-            server.close()
-        if not self.should_exit:
-            self.servers = [await self._listen(listener) for listener in self._listeners]
-        _log.info("new connections get the certificate in %s", self._tls.cert if self._tls is not None else "")
+    async def _listen_again(self, cert: str) -> None:
+        """Accept connections with the new certificate. Those that wait to be accepted meanwhile are not lost."""
+        for place, listener in enumerate(self._listeners):
+            if self.should_exit:
+                return
+            former = self.servers[place]
+            self.servers[place] = await self._listen(listener)
+            former.close()
+        _log.info("new connections get the certificate in %s", cert)
 
     # -- end -----------------------------------------------------------------------------------------
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for reloading in [*self._reloads]:
+            await reloading
         requests = len(self.server_state.tasks)
         for server in self.servers:
             server.close()
         close_listeners(self._listeners)
         waiting = self._application.drain()
+        if self.on_draining is not None:
+            self.on_draining()
         _log.info("draining: %d requests, %d waiting leases", requests, waiting)
-        for connection in [*self.server_state.connections]:
+        for connection in self._watch.connections:
             connection.shutdown()
         if not await self._wait_for_end():
             await self._end_unfinished()
@@ -264,6 +292,10 @@ class DrainingServer(uvicorn.Server):
 
     async def _end_unfinished(self) -> None:
         """Cancel the requests that run: each gets an error. Then end all connections."""
+        for connection in self._watch.connections:
+            if connection.flow.write_paused:  # its client does not read
+                connection.transport.abort()
+        await asyncio.sleep(0)  # their requests see it
         tasks = [*self.server_state.tasks]
         self.unfinished = len(tasks)
         if tasks:
@@ -271,5 +303,5 @@ class DrainingServer(uvicorn.Server):
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=LAST_SECONDS)
-        for connection in [*self.server_state.connections]:
+        for connection in self._watch.connections:
             connection.transport.abort()
