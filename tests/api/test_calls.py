@@ -138,12 +138,12 @@ def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
     for partition, size in enumerate(sizes):
         granted = LeaseAnswer(partition + 100, 0, [0, size], {0: 2})
         result = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
-        leases.append(PartitionLease(incarnation, result, wall=1_000_000))
+        leases.append(PartitionLease(incarnation, result, wall=1_000_000, queue="orders"))
     return UnsettledBatch(None, leases)
 
 
 def parts(*given: Any, action: Any = "complete") -> list[SettlePart]:
-    return LeaseSelection(1, action).add(list(given)).parts
+    return LeaseSelection(1, action, "orders").add(list(given)).parts
 
 
 def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
@@ -152,7 +152,7 @@ def test_a_whole_batch_is_one_short_part_for_each_partition() -> None:
 
 def test_a_partly_settled_batch_names_the_open_offsets() -> None:
     batch = batch_of(4, 1)
-    LeaseSelection(1, "complete").add([batch[1], batch[4]]).apply_answers([Settled(1), Settled(1)])
+    LeaseSelection(1, "complete", "orders").add([batch[1], batch[4]]).apply_answers([Settled(1), Settled(1)])
     assert parts(batch) == [SettlePart(0, 100, [0, 2, 3])]
     assert parts(batch, batch[1]) == [SettlePart(0, 100, [0, 2, 3, 1])]
 
@@ -167,7 +167,7 @@ def test_leases_tokens_and_batches_may_be_mixed_and_nested() -> None:
 def test_extending_is_for_the_whole_lease() -> None:
     batch = batch_of(3, 2)
     assert parts(batch[0], batch[1].token, action="extend") == [SettlePart(0, 100)]
-    selection = LeaseSelection(1, "extend").add(batch[0])
+    selection = LeaseSelection(1, "extend", "orders").add(batch[0])
     selection.remember_extensions(5_000_000, 10 * SECOND, [Settled(3)])
     assert {lease.deadline.timestamp() for lease in batch[:3]} == {15.0}
     assert batch[3].deadline.timestamp() == 61.0
@@ -175,7 +175,7 @@ def test_extending_is_for_the_whole_lease() -> None:
 
 def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> None:
     stranger = batch_of(2, incarnation=2)
-    selection = LeaseSelection(1, "complete").add([stranger, stranger[0].token, batch_of(1)])
+    selection = LeaseSelection(1, "complete", "orders").add([stranger, stranger[0].token, batch_of(1)])
     assert selection.parts == [SettlePart(0, 100)]
     with pytest.raises(LeaseLost) as caught:
         selection.apply_answers([Settled(1)])
@@ -184,7 +184,7 @@ def test_leases_of_another_incarnation_are_lost_before_anything_is_sent() -> Non
 
 def test_a_failed_part_raises_its_error_and_its_items_stay_open() -> None:
     batch = batch_of(2, 2, 1)
-    selection = LeaseSelection(1, "retry").add(batch)
+    selection = LeaseSelection(1, "retry", "orders").add(batch)
     with pytest.raises(StorageFailed, match="no disk") as caught:
         selection.apply_answers([Settled(2), Refused.of(StorageFailed("no disk; attach it")), Refused.of(LeaseLost("gone; drop it"))])
     assert vars(caught.value)["lost"] == ["2-0"]

@@ -336,6 +336,11 @@ class Item:
         return ", ".join([*parts, f"attempts={self.attempts})"])
 
 
+def stored_headers(item: Item) -> bytes | None:
+    """The headers of an item as they are stored."""
+    return item._of(item._batch.headers)
+
+
 def items_of(
     partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
 ) -> list[Item]:

@@ -8,11 +8,13 @@ That memory only avoids needless requests: whether a lease is still held is alwa
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import check_text, copy_error
 from penstock.api.items import Item, items_of
+from penstock.api.traces import active_tracer
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, SettleAction, SettleAnswer, SettlePart
 from penstock.rules.commands import Settled
@@ -25,6 +27,8 @@ from penstock.words.ids import Token, format_id, format_token, parse_token
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.api.spans import HandleSpan, TracedItem
+
 L = TypeVar("L", bound="LeaseBase")
 OPEN, LOST, RETURNED = "open", "lost", "returned"
 DONE: dict[SettleAction, str] = {"complete": "completed", "retry": "retried", "bury": "buried"}
@@ -34,10 +38,15 @@ _SHOWN = 5
 class PartitionLease:
     """The items that one partition leased in one call, and the outcome of each."""
 
-    __slots__ = ("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease", "partition", "timeout")
+    __slots__ = (
+        *("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease"),
+        *("partition", "queue", "timeout"),
+    )
 
-    def __init__(self, incarnation: int, result: LeaseResult, wall: int) -> None:
+    def __init__(self, incarnation: int, result: LeaseResult, wall: int, queue: str) -> None:
         self.incarnation = incarnation
+        self.queue = queue
+        """The name of the queue."""
         self.partition = result.partition
         self.lease = result.granted.lease
         self.attempts = result.granted.attempts
@@ -64,6 +73,14 @@ class PartitionLease:
     def offsets(self) -> Iterator[int]:
         for block in self.blocks:
             yield from range(block.start, block.start + len(block.batch))
+
+    def traced_items(self, offsets: Sequence[int] | None) -> "Iterator[TracedItem]":
+        """The items at these offsets, or with None the open ones, with their stored headers."""
+        wanted = set(self.open_offsets() if offsets is None else offsets)
+        for start, batch, _ in self.blocks:
+            for index in range(len(batch)):
+                if start + index in wanted:
+                    yield self.partition, start + index, None if batch.headers is None else batch.headers[index]
 
     def state_of(self, offset: int) -> str:
         return self._outcomes.get(offset, self._rest_state)
@@ -113,7 +130,31 @@ class PartitionLease:
 # -- leases and batches ------------------------------------------------------------------------------
 
 
-class LeaseBase:
+class HandledInBlock:
+    """The base of what a `with` block handles and settles: in a traced process the block has a span."""
+
+    __slots__ = ("_span",)
+    _span: "HandleSpan | None"
+
+    @abstractmethod
+    def _handled(self) -> tuple[str, Sequence[Item], bool]:
+        """The name of the queue, the items, and whether they are handled as a batch."""
+
+    def _begin_handling(self) -> None:
+        tracer = active_tracer()
+        if tracer is None or self._span is not None:
+            return
+        queue, items, batch = self._handled()
+        if items:
+            self._span = tracer.handle(queue, items, batch=batch).__enter__()
+
+    def _end_handling(self, error: BaseException | None) -> AbstractContextManager[None]:
+        """A block that settles the items; the span ends after it. `error` is that of the handling."""
+        span, self._span = self._span, None
+        return nullcontext() if span is None else span.ending(error)
+
+
+class LeaseBase(HandledInBlock):
     """The base of `Lease` and `AsyncLease`: everything but the settle calls."""
 
     __slots__ = ("_home", "_index", "_item", "_items", "_partition_lease")
@@ -124,6 +165,10 @@ class LeaseBase:
         self._items = items
         self._index = index
         self._item: Item | None = None
+        self._span = None
+
+    def _handled(self) -> tuple[str, Sequence[Item], bool]:
+        return self._partition_lease.queue, [self.item], False
 
     @property
     def item(self) -> Item:
@@ -181,7 +226,7 @@ class LeaseBase:
         return f"{type(self).__name__}({self.item!r}, {self.state})"
 
 
-class LeaseBatchBase(Sequence[L], Generic[L]):
+class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
     """The base of `LeaseBatch` and `AsyncLeaseBatch`: everything but the settle calls."""
 
     def __init__(self, home: Any, partition_leases: Sequence[PartitionLease]) -> None:
@@ -189,6 +234,10 @@ class LeaseBatchBase(Sequence[L], Generic[L]):
         self._partition_leases = partition_leases
         self._leases: list[L] | None = None
         self._items: list[Item] | None = None
+        self._span = None
+
+    def _handled(self) -> tuple[str, Sequence[Item], bool]:
+        return self._partition_leases[0].queue if self._partition_leases else "", self.items, True
 
     @staticmethod
     @abstractmethod
@@ -263,9 +312,11 @@ LeasesOrTokens: TypeAlias = "str | LeaseBase | Iterable[str | LeaseBase | Iterab
 class LeaseSelection:
     """The items of one settle call, grouped by partition and lease."""
 
-    def __init__(self, incarnation: int, action: SettleAction) -> None:
+    def __init__(self, incarnation: int, action: SettleAction, queue: str) -> None:
         self.incarnation = incarnation
         self.action: SettleAction = action
+        self.queue = queue
+        """The name of the queue."""
         self._lost: list[str] = []
         """Ids of items whose leases have ended."""
         self._groups: dict[tuple[int, int], tuple[PartitionLease | None, SettlePart]] = {}
@@ -276,6 +327,16 @@ class LeaseSelection:
         """The parts of the settle request. Extending is for whole leases, so its parts name no offsets."""
         parts = [part for _, part in self._groups.values()]
         return [SettlePart(part.partition, part.lease) for part in parts] if self.action == "extend" else parts
+
+    def traced_items(self) -> "list[TracedItem]":
+        """The items, with their stored headers where the leases are known."""
+        found: list[TracedItem] = []
+        for lease, part in self._groups.values():
+            if lease is not None:
+                found += lease.traced_items(part.offsets)
+            else:
+                found += [(part.partition, offset, None) for offset in part.offsets or ()]
+        return found
 
     def add(self, given: object) -> "LeaseSelection":
         """Add a lease, its token, a batch, or an iterable of those."""

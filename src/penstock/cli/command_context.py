@@ -27,10 +27,12 @@ from penstock.broker.snapshot import Snapshot
 from penstock.broker.targets import checked_target
 from penstock.cli import text_output
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
+from penstock.cli.log_output import LogSettings, json_line
 from penstock.logs.backends import MEMORY, holds_broker
 from penstock.operations import DescribeOwner
 from penstock.reports import OwnerDescription
 from penstock.words.clock import SECOND
+from penstock.words.logs import LEVELS
 
 BROKER_VARIABLE = "PENSTOCK_BROKER"
 OWNER_TIMEOUT = 10.0
@@ -55,11 +57,19 @@ class StderrLogHandler(logging.Handler):
 class CommandContext:
     """The broker and the output streams of one run of a command."""
 
-    def __init__(self, target: str = "", roots: Sequence[str] = (), as_json: bool = False, owner_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        target: str = "",
+        roots: Sequence[str] = (),
+        as_json: bool = False,
+        owner_timeout: float | None = None,
+        log: LogSettings = LogSettings(),  # noqa: B008 (it cannot be changed)
+    ) -> None:
         """owner_timeout: how long to wait for an owner that does not answer; None: the default of each command."""
         self.as_json = as_json
         self.roots = [os.path.expanduser(root) for root in roots]
         self.owner_timeout = owner_timeout
+        self.log = log
         self._target = target
         self._view: DirectoryView | None = None
         self.out = Console(highlight=False, soft_wrap=True)
@@ -67,7 +77,12 @@ class CommandContext:
 
     def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
         """The same context with the options that followed the command."""
-        return CommandContext(target or self._target, self.roots, as_json or self.as_json, self.owner_timeout)
+        return CommandContext(target or self._target, self.roots, as_json or self.as_json, self.owner_timeout, self.log)
+
+    def with_log(self, log_format: str, log_level: str) -> "CommandContext":
+        """The same context with the options of a long-running command's log."""
+        log = LogSettings.of(log_format, log_level)
+        return CommandContext(self._target, self.roots, self.as_json, self.owner_timeout, log)
 
     # -- the broker ----------------------------------------------------------------------------------
 
@@ -138,15 +153,25 @@ class CommandContext:
 
     @contextmanager
     def log_to_stderr(self, traces: bool = False) -> Iterator[None]:
-        """Print Penstock's log to stderr, unless the program (a handler's module, say) has configured logging."""
+        """Print Penstock's log to stderr.
+
+        Text is not printed if the program (a handler's module, say) has configured logging.
+        """
+        if self.log.as_json:
+            with self.log.json_lines():
+                yield
+            return
         log, handler = logging.getLogger("penstock"), StderrLogHandler(self, traces)
         if log.hasHandlers():
             yield
             return
+        former = log.level
         log.addHandler(handler)
+        log.setLevel(LEVELS[self.log.level])
         try:
             yield
         finally:
+            log.setLevel(former)
             log.removeHandler(handler)
 
     def require_broker(self) -> None:
@@ -186,7 +211,10 @@ class CommandContext:
 
     def print_note(self, text: str) -> None:
         """Write a line to stderr that is not part of the answer."""
-        self.err.print(Text(f"penstock: {text}"))
+        if self.log.as_json:
+            sys.stderr.write(f"{json_line(text, logging.INFO)}\n")
+        else:
+            self.err.print(Text(f"penstock: {text}"))
 
     @property
     def _unicode(self) -> bool:

@@ -5,6 +5,7 @@ code; `CommandTree`, which does the same for errors of the command line itself; 
 """
 
 import inspect
+import logging
 import os
 import sys
 import traceback
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from penstock.cli.command_context import BROKER_VARIABLE, CommandContext
 from penstock.cli.failures import INTERRUPTED, NEGATIVE, PIPE_CLOSED, USAGE, error_message, exit_code_of
+from penstock.cli.log_output import json_line
 
 F = TypeVar("F", bound=Callable[..., None])
 DEBUG = "PENSTOCK_DEBUG"
@@ -57,7 +59,7 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
                 raise
             except BaseException as error:
                 flags = {str(one.name): one.opts[0] for one in context.command.params if one.param_type_name == "option"}
-                raise typer.Exit(print_error(error, flags)) from None
+                raise typer.Exit(print_error(error, flags, as_log_line=options.get("log_format") == "json")) from None
 
         parameters = [_CONTEXT, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -85,10 +87,11 @@ def whole_number(given: str | int) -> int:
         raise typer.BadParameter(f"{given!r} is no whole number") from None
 
 
-def print_error(error: BaseException, flags: Mapping[str, str] = {}) -> int:
+def print_error(error: BaseException, flags: Mapping[str, str] = {}, *, as_log_line: bool = False) -> int:
     """Print one line about an error to stderr; gives the exit code.
 
     flags: the options of the command, by the names of their parameters.
+    as_log_line: the command writes its log as JSON lines.
     """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else NEGATIVE
@@ -98,7 +101,7 @@ def print_error(error: BaseException, flags: Mapping[str, str] = {}) -> int:
     if isinstance(error, BrokenPipeError):
         _discard_stdout()
     elif line:
-        typer.echo(f"penstock: {line}", err=True)
+        typer.echo(json_line(line, logging.ERROR) if as_log_line else f"penstock: {line}", err=True)
     return exit_code_of(error)
 
 

@@ -22,10 +22,12 @@ from penstock.cli import option_values, text_output
 from penstock.cli.command_context import OWNER_TIMEOUT, CommandContext
 from penstock.cli.command_tree import command
 from penstock.cli.failures import with_option_flags
+from penstock.cli.log_output import LogFormatOption, LogLevelOption
 from penstock.logs.log import SEGMENT_BYTES
 from penstock.operations import DescribeOwner
 from penstock.reports import ClientDescription, OwnerDescription
 from penstock.words.errors import BrokerLocked, PenstockError
+from penstock.words.logs import DEFAULT_LEVEL
 from penstock.words.values import timestamp
 
 SHOWN_CLIENTS = 10
@@ -102,12 +104,14 @@ def own(
         str | None,
         typer.Option(metavar="SIZE", help="Refuse new items when the disk has less free space.  [default: 32MiB]", show_default=False),
     ] = None,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = DEFAULT_LEVEL,
 ) -> None:
     """Own the directory and do nothing else, until SIGTERM or Ctrl-C. Prints a line when it becomes the owner.
 
     While another process is the owner, this one waits as its client, and takes over when that ends.
     """
-    session = session.with_options(directory, False)
+    session = session.with_options(directory, False).with_log(log_format, log_level)
     free = MIN_FREE_BYTES if min_free is None else option_values.parse_size(min_free, "--min-free")
     options: dict[str, Any] = {"durability": durability, "min_free_bytes": free}
     if not create:

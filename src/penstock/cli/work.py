@@ -21,7 +21,9 @@ from penstock.cli import option_values
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
+from penstock.cli.log_output import LogFormatOption, LogLevelOption
 from penstock.words.errors import PenstockError
+from penstock.words.logs import DEFAULT_LEVEL
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import AnyQueue, Worker
 
@@ -63,8 +65,11 @@ def work(
     own: Annotated[
         bool, typer.Option("--own/--no-own", help="Whether this process may become the owner of the directory.", show_default=False)
     ] = True,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = DEFAULT_LEVEL,
 ) -> None:
     """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it."""
+    session = session.with_log(log_format, log_level)
     weights = option_values.parse_weights(queue, "--queue")
     policy = RetryPolicy(
         base=option_values.parse_duration(retry_delay, "--retry-delay"), most=option_values.parse_duration(retry_most, "--retry-most")
@@ -165,7 +170,7 @@ def _repeated(action: Callable[[], None]) -> Iterator[None]:
 @contextmanager
 def _status_line(session: CommandContext, worker: Worker) -> Iterator[None]:
     """On a terminal, a line with the counts of the worker."""
-    if not session.err.is_terminal or session.as_json:
+    if not session.err.is_terminal or session.as_json or session.log.as_json:
         yield
         return
     with session.err.status(Text("waiting for items; Ctrl-C ends")) as status, _repeated(lambda: status.update(_counts(worker))):

@@ -34,6 +34,7 @@ from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
+from penstock.words.logs import log_fields
 from penstock.words.threads import is_held_here
 
 MAX_REQUESTS = 1_000
@@ -308,7 +309,8 @@ class Loop:
         try:
             handle.run_job()
         except Exception as error:  # a bug: the partition is reopened, and waiting requests fail
-            _log.exception("a commit of queue %r went wrong", self.engine.name)
+            about = log_fields(queue=self.engine.name, partition=handle.number)
+            _log.exception("a commit of queue %r went wrong", self.engine.name, extra=about)
             handle.io_error = caused_by_bug(error)
             if handle.partition is not None:
                 handle.partition.failed = True
@@ -394,7 +396,7 @@ class Loop:
             finally:
                 self._dispatch_io()
         except Exception:  # the turn was undone and its callers were answered or wait for the next one
-            _log.exception("a turn of queue %r went wrong", self.engine.name)
+            _log.exception("a turn of queue %r went wrong", self.engine.name, extra=log_fields(queue=self.engine.name))
 
     # -- closing -------------------------------------------------------------------------------------
 

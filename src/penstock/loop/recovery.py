@@ -19,6 +19,7 @@ from penstock.rules.state import State
 from penstock.rules.summary import Summary
 from penstock.words.clock import SECOND, Moment
 from penstock.words.ids import format_id
+from penstock.words.logs import log_fields
 
 GRACE_AFTER_OPENING = 2 * SECOND
 """No lease ends for so long after an opening: while nobody owned the partition, it could not be settled or extended."""
@@ -99,7 +100,8 @@ def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
         if not gap.repaired:
             items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)} are lost"
             lost = items if gap.start < gap.stop else "no item is lost"
-            _log.warning("damage in partition %d: %s (%s); %s; run verify, then repair", partition, gap.why, gap.where, lost)
+            text = "damage in partition %d: %s (%s); %s; run verify, then repair"
+            _log.warning(text, partition, gap.why, gap.where, lost, extra=log_fields(partition=partition))
 
 
 def gaps_at_opening(state: State, log: ReadableLog, gaps: Sequence[Gap]) -> list[Gap]:

@@ -24,6 +24,7 @@ from penstock.rules.commands import ExtendLease
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed, caused_by_bug
 from penstock.words.ids import format_id
+from penstock.words.logs import log_fields
 
 _log = logging.getLogger("penstock")
 MAX_RERUNS = 3
@@ -244,7 +245,8 @@ class QueueEngine(CommitTracker):
             if handle.is_worth_waiting_for:
                 handle.mark_slow_if_due(self.now, self._last_io_end)
                 if handle.slow:
-                    _log.warning("partition %s of queue %r is slow: %s", handle.number, self.name, handle.error)
+                    about = log_fields(queue=self.name, partition=handle.number)
+                    _log.warning("partition %s of queue %r is slow: %s", handle.number, self.name, handle.error, extra=about)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -348,7 +350,7 @@ class QueueEngine(CommitTracker):
         except (PenstockError, PartitionsNotOpen):
             raise
         except Exception as error:  # a bug in one operation must not fail the turn
-            _log.exception("an administrative operation on queue %r went wrong", self.name)
+            _log.exception("an administrative operation on queue %r went wrong", self.name, extra=log_fields(queue=self.name))
             raise caused_by_bug(error) from error
         self.answer(request, (result, set(self.used)))
 
@@ -441,15 +443,16 @@ class QueueEngine(CommitTracker):
 
     def _log_maintenance(self, number: int, partition: Partition) -> None:
         """Log and count the buried items that retention deleted, and log a failure of file maintenance."""
+        about = log_fields(queue=self.name, partition=number)
         for taken in partition.dropped_buried:
             self.buried_dropped += taken.items
             first, last = format_id(number, taken.first), format_id(number, taken.last)
             message = "retention of queue %r dropped %d buried items of partition %s (%s to %s): they were not redriven or cleared in time"
-            _log.warning(message, self.name, taken.items, number, first, last)
+            _log.warning(message, self.name, taken.items, number, first, last, extra=about)
         partition.dropped_buried.clear()
         if partition.maintenance_error is not None:
             message = "maintenance of the files of partition %s of queue %r failed and will be tried again: %s"
-            _log.warning(message, number, self.name, partition.maintenance_error)
+            _log.warning(message, number, self.name, partition.maintenance_error, extra=about)
             partition.maintenance_error = None
 
     # -- closing -------------------------------------------------------------------------------------

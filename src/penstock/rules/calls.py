@@ -21,6 +21,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueFull
 from penstock.words.limits import MIN_RESULT_MEMORY
+from penstock.words.values import without_trace_context
 
 MAX_SESSIONS = 20_000
 MAX_REQUEST_IDS = 1_000_000
@@ -194,8 +195,11 @@ def fingerprint(*content: object) -> bytes:
 
 
 def batch_content(batch: Batch) -> list[object]:
-    """What tells the items of a batch from others: not their times, which a caller may compute anew."""
-    columns = (batch.payloads, batch.keys, batch.headers, batch.kinds, batch.encodings, batch.references, batch.dedups)
+    """What tells the items of a batch from others: not times and trace context, which a repetition has anew."""
+    headers = None if batch.headers is None else [without_trace_context(packed) for packed in batch.headers]
+    if headers is not None and not any(headers):
+        headers = None
+    columns = (batch.payloads, batch.keys, headers, batch.kinds, batch.encodings, batch.references, batch.dedups)
     return [*(None if column is None else list(column) for column in columns), batch.priorities]
 
 

@@ -18,6 +18,9 @@ from penstock.words.limits import MAX_DELAY
 
 JSON: Final = "json"
 TEXT: Final = "text"
+TRACE_PARENT: Final = "traceparent"
+TRACE_STATE: Final = "tracestate"
+"""The headers with the trace context of an item (W3C Trace Context)."""
 
 
 class Dataclass(Protocol):
@@ -156,6 +159,17 @@ def decode_headers(headers: bytes | None) -> dict[str, str | bytes]:
 def header_entries(headers: bytes) -> list[tuple[str, bytes]]:
     """The entries of stored headers for a map column, where all values must have one type: bytes."""
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in decode_headers(headers).items()]
+
+
+def without_trace_context(headers: bytes | None) -> bytes | None:
+    """Stored headers without those of the trace context; None if no others are left."""
+    if headers is None or TRACE_PARENT.encode() not in headers:
+        return headers
+    try:
+        left = decode_headers(headers)
+    except InvalidRequest:
+        return headers
+    return encode_headers({name: value for name, value in left.items() if name not in (TRACE_PARENT, TRACE_STATE)})
 
 
 def _check_headers(headers: dict[Any, Any]) -> None:

@@ -15,7 +15,7 @@ handlers while all queues have items, and the share of an idle queue goes to the
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock.api.items import Item
 from penstock.loop.requests import LeaseResult, SettlePart
@@ -23,6 +23,9 @@ from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseItems, R
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError, Refused
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 
 class SourceQueue:
@@ -80,6 +83,7 @@ class WorkerLease:
         "_safe_until",
         "_seconds",
         "first_completed_at",
+        "handle_spans",
         "has_abandoned_items",
         "keyed",
         "number",
@@ -101,6 +105,8 @@ class WorkerLease:
         """How many items are not settled yet. Only the settler changes it."""
         self.has_abandoned_items = False
         """Some items will never be settled. The others must be settled by their offsets, not as a whole lease."""
+        self.handle_spans: dict[int, SpanContext] = {}
+        """Offset → span of the handler's call, in a traced process."""
         self.first_completed_at = 0
         """When the first of its completed but unsettled items was completed."""
         self.keyed = any(part.batch.key_ids is not None for part in result.items)

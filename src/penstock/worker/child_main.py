@@ -30,9 +30,11 @@ from multiprocessing.context import SpawnContext
 from typing import Any, NamedTuple
 
 from penstock.api.items import Item, NewItem
+from penstock.api.traces import current_span_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SystemClock
 from penstock.words.ids import Token, format_token
+from penstock.words.logs import log_of_child
 from penstock.words.values import Value
 from penstock.worker.context import Context
 from penstock.worker.handlers import HandlerInvoker, Handlers
@@ -129,7 +131,7 @@ def main(link: Connection, current: CurrentCall, handlers: bytes, settings: Sett
         signal.signal(number, signal.SIG_IGN)
     _end_with_parent()
     loaded: Handlers = pickle.loads(handlers)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with log_of_child(sys.stderr, current_span_ids), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         link.send(ChildReady())
         ChildExecutor(link, current, loaded, settings).work()
 
@@ -186,7 +188,7 @@ class ChildExecutor:
         self._invoker.begin(context)
         self._current.begin(number, context.deadline)
         try:
-            result = handler(self._invoker.handler_argument(context), context)
+            result = self._invoker.call(handler, context)
             if handler.is_async:
                 result = self._wait_for(result)
         except BaseException as error:
@@ -240,7 +242,8 @@ class _ChildInvoker(HandlerInvoker):
     """Keeps the tracebacks of failures for the parent, which logs them and calls the hooks."""
 
     errors: dict[str, str]
+    calls_here = True
 
-    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, queue: str, item: Item, outcome: Outcome, error: BaseException) -> None:
         requested = isinstance(error, Retry | Bury | Snooze)
         self.errors[item.id] = "" if requested else "".join(traceback.format_exception(error))

@@ -6,13 +6,18 @@ its timeout.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.api import arguments
 from penstock.api.arguments import Seconds, bounded_duration
 from penstock.api.items import Item, NewItem
+from penstock.api.traces import active_tracer
 from penstock.words.errors import InvalidRequest
 from penstock.words.values import Value
+
+if TYPE_CHECKING:
+    from penstock.api.spans import HandleSpan
 
 
 class ContextBackend(Protocol):
@@ -38,7 +43,7 @@ class ContextBackend(Protocol):
 class Context:
     """The second argument of a handler: `def handle(item, context)`."""
 
-    __slots__ = ("_backend", "_unclaimed", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "started_at")
+    __slots__ = ("_backend", "_unclaimed", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "span", "started_at")
 
     def __init__(self, backend: ContextBackend, queue: str, lease_data: Any, items: Sequence[Item]) -> None:
         self._backend = backend
@@ -53,6 +58,8 @@ class Context:
         """When the handler has run too long; 0 is never."""
         self.follow_ups: list[NewItem | Value] = []
         self.lease_lost = False
+        self.span: HandleSpan | None = None
+        """The OpenTelemetry span of the call, in a traced process."""
         self._unclaimed = [True]
         """Empty once `claim` has succeeded."""
 
@@ -103,7 +110,12 @@ class Context:
         for name in arguments.follow_ups([item]):
             if name is not None:
                 self._backend.check_queue(self, name)
-        self.follow_ups.append(item)
+        tracer = active_tracer()
+        self.follow_ups.append(item if tracer is None else tracer.follow_up(item))
+
+    def current_span(self) -> AbstractContextManager[None]:
+        """A block in which the span of the call is the current one, if it has one."""
+        return nullcontext() if self.span is None else self.span.current()
 
     def claim(self) -> bool:
         """Take the right to decide the outcome of the items. True for the first caller only."""

@@ -19,6 +19,7 @@ from penstock.operations import LeaseItems
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import PenstockError
 from penstock.words.limits import MIN_LEASE_TIMEOUT
+from penstock.words.logs import log_fields
 from penstock.worker.buffer import ItemBuffer, SourceQueue, WorkerLease
 from penstock.worker.handlers import Handlers, random_fraction
 from penstock.worker.outcomes import Outcome, RandomFraction
@@ -196,7 +197,7 @@ class Fetcher:
         except PenstockError as error:
             if not error.retryable:
                 raise
-            _log.warning("leasing from queue %r failed and is repeated: %s", self.source.name, error)
+            _log.warning("leasing from queue %r failed and is repeated: %s", self.source.name, error, extra=self._log_fields())
             self._wait(self._pause)
             self._pause = min(2 * self._pause, LAST_PAUSE)
             results = []
@@ -299,7 +300,8 @@ class Fetcher:
         self._counters.add("leased", lease.unsettled, self.source.now())
         self._settler.leases.add(lease)
         if not lease.keep():
-            _log.warning("a lease of queue %r ended before its items were handled; they will be leased again", self.source.name)
+            text = "a lease of queue %r ended before its items were handled; they will be leased again"
+            _log.warning(text, self.source.name, extra=self._log_fields(partition=result.partition))
             self._settler.discard_lease(lease)
             return
         items = [item for part in result.items for item in items_of(result.partition, *part, result.granted.attempts)]
@@ -308,6 +310,9 @@ class Fetcher:
         if items:
             self._buffer.put(self.source, list(zip(repeat(lease), items)))
             self._pool.wake(-(-len(items) // (self._settings.batch or 1)))
+
+    def _log_fields(self, partition: int | None = None) -> dict[str, object]:
+        return log_fields(queue=self.source.name, partition=partition, worker=self._settings.name)
 
     def _with_handler(self, lease: WorkerLease, items: Sequence[Item]) -> list[Item]:
         """The items that have a handler. The others are returned to the queue."""

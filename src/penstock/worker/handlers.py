@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 
 from penstock.api import arguments
 from penstock.api.items import Item, NewItem
+from penstock.api.traces import active_tracer
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
 from penstock.words.ids import Token, format_token
+from penstock.words.logs import log_fields
 from penstock.words.values import Value
 from penstock.worker.buffer import ItemBuffer, LeasedItem, WorkerLease
 from penstock.worker.context import Context
 from penstock.worker.outcomes import (
     COMPLETED,
+    RETURNED,
     Bury,
     Failed,
     Outcome,
@@ -161,7 +164,7 @@ class HandlerTimeout(PlainReasonError, TimeoutError):
 
 
 class HandlerInvoker:
-    """The steps around a call of a handler: `begin`, then the pool calls the handler, then `end`."""
+    """The steps of a call of a handler: `begin`, `call`, `end`."""
 
     def __init__(self, handlers: Handlers, settings: Settings, now: Callable[[], int]) -> None:
         self.handlers = handlers
@@ -171,29 +174,48 @@ class HandlerInvoker:
         self._timed = settings.hooks.finished is not None or settings.handler_timeout > 0
 
     @property
+    def calls_here(self) -> bool:
+        """Whether handlers are called in this process. The spans of their calls are made there."""
+        return not self._settings.processes
+
+    @property
     def bare_function(self) -> Callable[[Item], Any] | None:
         """The function of the only handler, if it takes only the item and the call needs neither `begin` nor `end`."""
         settings = self._settings
-        if settings.batch or settings.handler_timeout or settings.hooks.has_item_hooks:
+        if settings.batch or settings.handler_timeout or settings.hooks.has_item_hooks or active_tracer() is not None:
             return None
         only = self.handlers.only_handler
         return None if only is None else only.function
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def handler_argument(self, context: Context) -> Any:
-        """The first argument of the handler: an item, or a list of items."""
-        return list(context.items) if self._settings.batch else context.items[0]
-
     def begin(self, context: Context) -> None:
-        """Set the deadline of a call and call the hook `started`."""
+        """Set the deadline of a call, start its span and call the hook `started`."""
+        if self.calls_here:
+            self.begin_span(context)
         if self._timed:
             context.started_at = self._now()
             if self._settings.handler_timeout:
                 context.deadline = context.started_at + self._settings.handler_timeout
         if self.hooks.started is not None:
-            for item in context.items:
-                self.call_hook(self.hooks.started, item)
+            with context.current_span():
+                for item in context.items:
+                    self.call_hook(self.hooks.started, item)
+
+    def begin_span(self, context: Context, start: int | None = None) -> None:
+        """Start the span of a call, in a traced process. start: when the call began, in nanoseconds since 1970."""
+        tracer = active_tracer()
+        if tracer is not None:
+            settings = self._settings
+            context.span = tracer.handle(context.queue, context.items, batch=bool(settings.batch), client=settings.name, start=start)
+
+    def call(self, handler: Handler, context: Context) -> Any:
+        """Call a handler with its item or list of items. Gives its result; of an async handler, a coroutine."""
+        argument = list(context.items) if self._settings.batch else context.items[0]
+        span = context.span
+        if span is None:
+            return handler(argument, context)
+        return span.await_result(handler(argument, context)) if handler.is_async else span.run(handler, argument, context)
 
     def end(self, context: Context, result: object = None, error: BaseException | None = None) -> list[Outcome] | None:
         """The outcome of each item after a call that returned `result` or raised `error`; None if already decided."""
@@ -201,60 +223,73 @@ class HandlerInvoker:
             return None
         if error is None and result is not None:
             error = result_error(result, bool(self._settings.batch))
-        if error is None:
-            outcomes = [COMPLETED] * len(context.items)
-        elif isinstance(error, Failed):
-            outcomes = self._batch_outcomes(context.items, error)
-        else:
-            outcomes = [self.record_failure(item, error) for item in context.items]
-        return self._call_finished(context, outcomes)
+        with context.current_span():
+            if error is None:
+                outcomes = [COMPLETED] * len(context.items)
+            elif isinstance(error, Failed):
+                outcomes = self._batch_outcomes(context, error)
+            else:
+                outcomes = [self.record_failure(context.queue, item, error) for item in context.items]
+            self._call_finished(context, outcomes)
+        if context.span is not None:
+            context.span.end_call(error, {outcome.name for outcome in outcomes}, failed=not isinstance(error, Snooze))
+        return outcomes
 
     def end_with_outcomes(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
-        """As `end`, for a call whose outcomes are known."""
+        """As `end`, for a call in another process, whose outcomes are known."""
         context.claim()
-        return self._call_finished(context, outcomes)
+        self._call_finished(context, outcomes)
+        return outcomes
 
-    def _call_finished(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
+    def end_cancelled(self, context: Context) -> list[Outcome]:
+        """As `end`, for a call that was cancelled because the worker stops."""
+        context.claim()
+        if context.span is not None:
+            context.span.end_call(None, {RETURNED.name})
+        return [RETURNED] * len(context.items)
+
+    def _call_finished(self, context: Context, outcomes: list[Outcome]) -> None:
         if self.hooks.finished is not None:
             seconds = (self._now() - context.started_at) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
                 self.call_hook(self.hooks.finished, item, seconds, outcome.name)
-        return outcomes
 
     def timeout_error(self) -> "HandlerTimeout":
         return HandlerTimeout(f"the handler ran longer than {self._settings.handler_timeout / SECOND:g} s")
 
     # -- outcomes ------------------------------------------------------------------------------------
 
-    def record_failure(self, item: Item, error: BaseException) -> Outcome:
+    def record_failure(self, queue: str, item: Item, error: BaseException) -> Outcome:
         """The outcome of an item whose handler raised this error. Logs the failure and calls the hook `failed`."""
         outcome = outcome_of(error, item.attempts, self._settings.retry, random_fraction)
-        self.report_failure(item, outcome, error)
+        self.report_failure(queue, item, outcome, error)
         return outcome
 
-    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, queue: str, item: Item, outcome: Outcome, error: BaseException) -> None:
         """Log a failure and call the hook `failed`."""
         requested = isinstance(error, Retry | Bury | Snooze)
         delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay else ""
         text = "item %s failed at attempt %d and is %s%s: %s"
         trace = None if requested or error.__traceback__ is None else error
         level = logging.DEBUG if requested else logging.WARNING
-        _log.log(level, text, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace)
+        about = log_fields(queue=queue, partition=item.partition, item_id=item.id, worker=self._settings.name)
+        _log.log(level, text, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace, extra=about)
         if self.hooks.failed is not None:
             self.call_hook(self.hooks.failed, item, error)
 
-    def _batch_outcomes(self, items: Sequence[Item], failed: Failed) -> list[Outcome]:
+    def _batch_outcomes(self, context: Context, failed: Failed) -> list[Outcome]:
+        queue, items = context.queue, context.items
         try:
             errors = batch_failures(failed, [item.id for item in items])
         except InvalidRequest as error:
-            return [self.record_failure(item, error) for item in items]
-        return [self.record_failure(item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
+            return [self.record_failure(queue, item, error) for item in items]
+        return [self.record_failure(queue, item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
 
     def call_hook(self, hook: Callable[..., object], *args: object) -> None:
         try:
             hook(*args)
         except Exception:
-            _log.exception("a hook of the worker failed; the worker continues")
+            _log.exception("a hook of the worker failed; the worker continues", extra=log_fields(worker=self._settings.name))
 
 
 def result_error(result: object, batch: bool) -> BaseException | None:
@@ -311,7 +346,8 @@ class ProgressReporter:
         except LeaseLost:
             context.lease_lost = True  # also if the item has just been settled; then the flag has no effect
         except PenstockError as error:
-            _log.warning("the progress of item %s could not be written: %s", item.id, error)
+            about = log_fields(queue=lease.source.name, partition=lease.partition, item_id=item.id)
+            _log.warning("the progress of item %s could not be written: %s", item.id, error, extra=about)
 
     def close(self) -> None:
         with self._starting:
@@ -368,6 +404,8 @@ class Dispatcher:
             if outcome is COMPLETED and context.follow_ups:
                 outcome = _with_follow_ups(pair[0], context.follow_ups)
             self._buffer.handler_ended(pair)
+            if context.span is not None:
+                pair[0].handle_spans[pair[1].offset] = context.span.span_context
             pair[0].settler.settle(pair, outcome)
 
 

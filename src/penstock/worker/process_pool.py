@@ -232,7 +232,7 @@ class ProcessPool(BaseThreadPool):
             outcomes = [COMPLETED if outcome == COMPLETED else outcome for outcome in results.outcomes]
             for item, outcome in zip(context.items, outcomes, strict=True):
                 if outcome is not COMPLETED:
-                    self._invoker.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
+                    self._invoker.report_failure(context.queue, item, outcome, _error(outcome, results.errors.get(item.id, "")))
         self._dispatcher.settle(context, self._invoker.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:
@@ -250,13 +250,20 @@ class ProcessPool(BaseThreadPool):
                 not_started += context.lease_data
             elif self._dispatcher.stopping:
                 self._dispatcher.settle(context, [RETURNED] * len(context.items))
-            elif (outcomes := self._invoker.end(context, error=error)) is not None:
-                self._dispatcher.settle(context, outcomes)
+            else:
+                self._fail_running_call(child, context, error)
         if not_started:
             self.buffer.put_back(not_started)
             self._wake(len(not_started))
         if not child.ready and not self.closing:
             self._count_failed_start(how)
+
+    def _fail_running_call(self, child: ChildProcess, context: Context, error: PlainReasonError) -> None:
+        """Settle the items of the call that a child was running when it exited. Its span was lost with the child."""
+        moment = context.lease_data[0][0].source.home.clock.read()
+        self._invoker.begin_span(context, (moment.wall - (moment.elapsed - child.since)) * 1_000)
+        if (outcomes := self._invoker.end(context, error=error)) is not None:
+            self._dispatcher.settle(context, outcomes)
 
     def _count_failed_start(self, how: str) -> None:
         with self._changing:

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from penstock.api.items import Item
+from penstock.words.logs import log_fields
 from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 from penstock.worker.fetcher import Fetcher, RateLimit
 from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers, PoolParts
@@ -116,7 +117,9 @@ class WorkerRun:
     def report_late(self, lease: WorkerLease, items: list[Item]) -> None:
         """Log that the lease ended before these items were settled, and call the hook `late`."""
         for item in items:
-            _log.warning("item %s of queue %r was late: its lease had ended", item.id, lease.source.name)
+            queue = lease.source.name
+            about = log_fields(queue=queue, partition=lease.partition, item_id=item.id, worker=self._settings.name)
+            _log.warning("item %s of queue %r was late: its lease had ended", item.id, queue, extra=about)
             if self._settings.hooks.late is not None:
                 self._invoker.call_hook(self._settings.hooks.late, item)
 
@@ -182,7 +185,8 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.join()
         self._return_buffered()
-        _log.info("the worker drains: it starts no more handlers and waits for those that run")
+        about = log_fields(worker=self._settings.name)
+        _log.info("the worker drains: it starts no more handlers and waits for those that run", extra=about)
         self._pool.close()
 
     def _stop(self) -> None:

@@ -12,21 +12,26 @@ import logging
 import os
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.api.items import Item
+from penstock.api.items import Item, stored_headers
+from penstock.api.traces import active_tracer
 from penstock.loop.requests import SettleAction, SettlePart
 from penstock.operations import SettleItems
 from penstock.rules.commands import Settled
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound, Refused
+from penstock.words.logs import log_fields
 from penstock.worker.buffer import LeasedItem, SourceQueue, WorkerLease
 from penstock.worker.outcomes import COMPLETED, Outcome, OutcomeName, failure_reason
 from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
+
+if TYPE_CHECKING:
+    from penstock.api.spans import TracedItem
 
 BUSY_RATE = 2_000 / SECOND
 """Items per microsecond. Above this rate the settler waits for GATHER before each round."""
@@ -68,6 +73,12 @@ class Settlement:
         lease, items = self.lease, self.items
         whole = len(items) == lease.unsettled and not lease.has_abandoned_items
         return SettlePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
+
+    def traced_items(self) -> "Iterator[TracedItem]":
+        """The items with the spans of their handlers' calls; without such a span, with their headers."""
+        spans = self.lease.handle_spans
+        for item in self.items:
+            yield item.partition, item.offset, spans.get(item.offset) or stored_headers(item)
 
 
 class Settler:
@@ -240,7 +251,7 @@ class Settler:
         for start in range(0, len(batches), MAX_IN_FLIGHT):
             portion = batches[start : start + MAX_IN_FLIGHT]
             operations = [self._operation(settlements) for settlements in portion]
-            for settlements, answers in zip(portion, self._execute(operations), strict=True):
+            for settlements, answers in zip(portion, self._execute_traced(portion, operations), strict=True):
                 for settlement, answer in zip(settlements, answers, strict=True):
                     self._handle_answer(settlement, answer)
 
@@ -256,6 +267,23 @@ class Settler:
             then=outcome.follow_ups,
             request=settlements[0].request_id,
         )
+
+    def _execute_traced(self, portion: list[list[Settlement]], operations: list[SettleItems]) -> list[list[Settled | Refused]]:
+        """As `_execute`, with a span for each operation in a traced process."""
+        tracer = active_tracer()
+        if tracer is None:
+            return self._execute(operations)
+        spans = [
+            tracer.settle(self._source.name, operation.action, [item for settlement in settlements for item in settlement.traced_items()])
+            for settlements, operation in zip(portion, operations, strict=True)
+        ]
+        answers = self._execute(operations)
+        for span, parts in zip(spans, answers, strict=True):
+            refused = next((part for part in parts if isinstance(part, Refused)), None)
+            if refused is not None:
+                span.record_error(refused.code, refused.message)
+            span.end()
+        return answers
 
     def _execute(self, operations: list[SettleItems]) -> list[list[Settled | Refused]]:
         """Execute the operations and wait for all answers.
@@ -321,15 +349,20 @@ class Settler:
     def _repeat_later(self, settlement: Settlement, error: PenstockError) -> None:
         """Repeat a failed request after a pause, or abandon its items if repeating cannot help."""
         if not error.retryable or self._repeating_stopped:
-            _log.error("%d items of queue %r cannot be settled, their lease expires: %s", len(settlement.items), self._source.name, error)
+            text = "%d items of queue %r cannot be settled, their lease expires: %s"
+            _log.error(text, len(settlement.items), self._source.name, error, extra=self._log_fields(settlement))
             settlement.lease.has_abandoned_items = True
             self._count(settlement.lease, "late", len(settlement.items))
             self._report_late(settlement.lease, settlement.items)
             return
-        _log.warning("settling %d items of queue %r failed and is repeated: %s", len(settlement.items), self._source.name, error)
+        text = "settling %d items of queue %r failed and is repeated: %s"
+        _log.warning(text, len(settlement.items), self._source.name, error, extra=self._log_fields(settlement))
         settlement.repeat_at = self._source.now() + settlement.pause
         settlement.pause = min(2 * settlement.pause, LAST_PAUSE)
         self._repeats.append(settlement)
+
+    def _log_fields(self, settlement: Settlement) -> dict[str, object]:
+        return log_fields(queue=self._source.name, partition=settlement.lease.partition)
 
     def _count(self, lease: WorkerLease, outcome: str, count: int) -> None:
         lease.unsettled -= count

@@ -144,7 +144,7 @@ class TaskPool:
                 if _task_cancelled(error):
                     pair[0].settler.settle(pair, RETURNED)
                     return
-                pair[0].settler.settle(pair, self._invoker.record_failure(pair[1], error))
+                pair[0].settler.settle(pair, self._invoker.record_failure(pair[0].source.name, pair[1], error))
             else:
                 handler_ended(pair)
                 pair[0].settler.settle(pair, COMPLETED)
@@ -182,11 +182,7 @@ class TaskPool:
         try:
             outcomes = self._invoker.end(context, await self._timed(handler, context))
         except BaseException as error:
-            if _task_cancelled(error):
-                context.claim()
-                outcomes = [RETURNED] * len(context.items)
-            else:
-                outcomes = self._invoker.end(context, error=error)
+            outcomes = self._invoker.end_cancelled(context) if _task_cancelled(error) else self._invoker.end(context, error=error)
         if outcomes is not None:
             self._dispatcher.settle(context, outcomes)
 
@@ -206,12 +202,11 @@ class TaskPool:
             self._timeouts.pop(context, None)
 
     async def _run(self, handler: Handler, context: Context) -> Any:
-        argument = self._invoker.handler_argument(context)
         if handler.is_async:
-            return await handler(argument, context)
+            return await self._invoker.call(handler, context)
         if self._threads is None:
             self._threads = _CallThreads(self._loop)
-        return await self._threads.run(handler, argument, context)
+        return await self._threads.run(self._invoker.call, handler, context)
 
     async def _sleep(self) -> bool:
         """Wait until the buffer may have items; False when the worker drains."""

@@ -12,6 +12,7 @@ from penstock.api.arguments import RequestId, Seconds, bounded_duration, check_f
 from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
 from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
+from penstock.api.traces import active_tracer
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import SettleAction
 from penstock.operations import FindQueue, SettleItems
@@ -27,6 +28,15 @@ async def settle(home: AsyncHome, selection: LeaseSelection, **options: Any) -> 
         selection.apply_answers([])
         return
     operation = SettleItems(queue=selection.incarnation, action=selection.action, parts=parts, **options)
+    tracer = active_tracer() if selection.action != "extend" else None
+    if tracer is None:
+        await _send(home, selection, operation)
+        return
+    with tracer.settle(selection.queue, selection.action, selection.traced_items()):
+        await _send(home, selection, operation)
+
+
+async def _send(home: AsyncHome, selection: LeaseSelection, operation: SettleItems) -> None:
     try:
         answers = await home.call(operation)
     except QueueNotFound:
@@ -118,11 +128,15 @@ class AsyncLease(LeaseBase):
         await extend(self._home, self._select("extend"), timeout)
 
     def _select(self, action: SettleAction) -> LeaseSelection:
-        return LeaseSelection(self._partition_lease.incarnation, action).add(self)
+        held = self._partition_lease
+        return LeaseSelection(held.incarnation, action, held.queue).add(self)
 
     async def _follow_ups(self, then: Sequence[NewItem | Value]) -> list[tuple[int, Batch]]:
         found = []
+        tracer = active_tracer()
         for name, batch in follow_ups(then).items():
+            if tracer is not None:
+                batch = tracer.follow_up_batch(batch, self.item)
             incarnation = self._partition_lease.incarnation
             if name is not None:
                 incarnation = (await self._home.call(FindQueue(name=name))).incarnation
@@ -130,16 +144,18 @@ class AsyncLease(LeaseBase):
         return found
 
     async def __aenter__(self) -> "AsyncLease":
+        self._begin_handling()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.state != OPEN:
-            return
-        if error is None:
-            await self.complete()
-        else:
-            with suppress(PenstockError):  # the error of the block is raised, not that of the retry
-                await self.retry(reason=reason_of(error))
+        with self._end_handling(error):
+            if self.state != OPEN:
+                return
+            if error is None:
+                await self.complete()
+            else:
+                with suppress(PenstockError):  # the error of the block is raised, not that of the retry
+                    await self.retry(reason=reason_of(error))
 
 
 class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
@@ -175,18 +191,20 @@ class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
 
     def _select(self, action: SettleAction) -> LeaseSelection:
         leases = self._partition_leases
-        return LeaseSelection(leases[0].incarnation if leases else 0, action).add_open(leases)
+        return LeaseSelection(leases[0].incarnation if leases else 0, action, leases[0].queue if leases else "").add_open(leases)
 
     @staticmethod
     def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> AsyncLease:
         return AsyncLease(home, partition_lease, items, index)
 
     async def __aenter__(self) -> "AsyncLeaseBatch":
+        self._begin_handling()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:
-            await self.complete()
-        else:
-            with suppress(PenstockError):  # the error of the block is raised, not that of the retry
-                await self.retry(reason=reason_of(error))
+        with self._end_handling(error):
+            if error is None:
+                await self.complete()
+            else:
+                with suppress(PenstockError):  # the error of the block is raised, not that of the retry
+                    await self.retry(reason=reason_of(error))

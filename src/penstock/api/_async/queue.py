@@ -16,7 +16,8 @@ from penstock.api.homes import AsyncHome, Home
 from penstock.api.items import NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
-from penstock.loop.requests import SettleAction, StoredPart
+from penstock.api.traces import active_tracer
+from penstock.loop.requests import LeaseResult, SettleAction, StoredPart
 from penstock.loop.retention import RetentionResult
 from penstock.operations import (
     ClearItems,
@@ -162,7 +163,13 @@ class AsyncQueue:
         return rows
 
     async def _produce(self, batch: Batch, request: bytes | None, wait: int) -> list[StoredPart]:
-        return await self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=wait, request=request))
+        tracer = active_tracer()
+        if tracer is None:
+            return await self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=wait, request=request))
+        with tracer.produce(self._name, batch) as span:
+            parts = await self._home.call(ProduceItems(queue=self._incarnation, batch=span.batch, wait=wait, request=request))
+            span.record_answer(parts)
+        return parts
 
     # -- consuming -----------------------------------------------------------------------------------
 
@@ -199,9 +206,18 @@ class AsyncQueue:
             per_key=per_key,
             request=arguments.request_bytes(request_id),
         )
-        results = await self._home.call(operation)
+        results = await self._lease(operation)
         wall = self._home.clock.read().wall
-        return AsyncLeaseBatch(self._home, [PartitionLease(self._incarnation, result, wall) for result in results])
+        return AsyncLeaseBatch(self._home, [PartitionLease(self._incarnation, result, wall, self._name) for result in results])
+
+    async def _lease(self, operation: LeaseItems) -> list[LeaseResult]:
+        tracer = active_tracer()
+        if tracer is None:
+            return await self._home.call(operation)
+        with tracer.lease(self._name, operation.consumer) as span:
+            results = await self._home.call(operation)
+            span.record_answer(results)
+        return results
 
     async def complete(self, leases_or_tokens: LeasesOrTokens, *, request_id: RequestId | None = None) -> None:
         """Mark leased items as done.
@@ -250,7 +266,7 @@ class AsyncQueue:
         await leases.extend(self._home, self._select("extend", leases_or_tokens), timeout, request_id)
 
     def _select(self, action: SettleAction, given: LeasesOrTokens) -> LeaseSelection:
-        return LeaseSelection(self._incarnation, action).add(given)
+        return LeaseSelection(self._incarnation, action, self._name).add(given)
 
     # -- reading -------------------------------------------------------------------------------------
 

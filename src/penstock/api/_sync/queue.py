@@ -17,7 +17,8 @@ from penstock.api.homes import Home
 from penstock.api.items import NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
-from penstock.loop.requests import SettleAction, StoredPart
+from penstock.api.traces import active_tracer
+from penstock.loop.requests import LeaseResult, SettleAction, StoredPart
 from penstock.loop.retention import RetentionResult
 from penstock.operations import (
     ClearItems,
@@ -163,7 +164,13 @@ class Queue:
         return rows
 
     def _produce(self, batch: Batch, request: bytes | None, wait: int) -> list[StoredPart]:
-        return self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=wait, request=request))
+        tracer = active_tracer()
+        if tracer is None:
+            return self._home.call(ProduceItems(queue=self._incarnation, batch=batch, wait=wait, request=request))
+        with tracer.produce(self._name, batch) as span:
+            parts = self._home.call(ProduceItems(queue=self._incarnation, batch=span.batch, wait=wait, request=request))
+            span.record_answer(parts)
+        return parts
 
     # -- consuming -----------------------------------------------------------------------------------
 
@@ -200,9 +207,18 @@ class Queue:
             per_key=per_key,
             request=arguments.request_bytes(request_id),
         )
-        results = self._home.call(operation)
+        results = self._lease(operation)
         wall = self._home.clock.read().wall
-        return LeaseBatch(self._home, [PartitionLease(self._incarnation, result, wall) for result in results])
+        return LeaseBatch(self._home, [PartitionLease(self._incarnation, result, wall, self._name) for result in results])
+
+    def _lease(self, operation: LeaseItems) -> list[LeaseResult]:
+        tracer = active_tracer()
+        if tracer is None:
+            return self._home.call(operation)
+        with tracer.lease(self._name, operation.consumer) as span:
+            results = self._home.call(operation)
+            span.record_answer(results)
+        return results
 
     def complete(self, leases_or_tokens: LeasesOrTokens, *, request_id: RequestId | None = None) -> None:
         """Mark leased items as done.
@@ -251,7 +267,7 @@ class Queue:
         leases.extend(self._home, self._select("extend", leases_or_tokens), timeout, request_id)
 
     def _select(self, action: SettleAction, given: LeasesOrTokens) -> LeaseSelection:
-        return LeaseSelection(self._incarnation, action).add(given)
+        return LeaseSelection(self._incarnation, action, self._name).add(given)
 
     # -- reading -------------------------------------------------------------------------------------
 
