@@ -8,6 +8,7 @@ import pytest
 
 from penstock import Broker
 from tests.api.both_apis import BrokerOpener
+from tests.recorded_spans import spans  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(params=["sync", "async"])

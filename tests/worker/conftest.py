@@ -6,6 +6,7 @@ import pytest
 
 import penstock
 from penstock import Broker, Queue
+from tests.recorded_spans import spans  # noqa: F401 (a fixture)
 from tests.worker.harness import HandlerEvents
 
 

@@ -144,6 +144,11 @@ class HandleSpan(QueueSpan):
         finally:
             contexts.detach(token)
 
+    @property
+    def header(self) -> str:
+        """The header `traceparent` that names it."""
+        return carrier_of(self._context).get(TRACE_PARENT, "")
+
     def run(self, function: Callable[..., R], *args: Any) -> R:
         with self.current():
             return function(*args)
@@ -229,6 +234,11 @@ class QueueTracer:
         links = links_to(traced)
         parent = _parent([] if batch else links)
         return HandleSpan(self._tracer.start_span(f"handle {queue}", parent, SpanKind.CONSUMER, attributes, links, start), parent)
+
+    @staticmethod
+    def handled_elsewhere(header: str) -> HandleSpan:
+        """The span of a call in another process, by its `header`. It has ended there."""
+        return HandleSpan(trace.get_current_span(_propagator.extract({TRACE_PARENT: header}, TraceContext())))
 
     # -- follow-ups ----------------------------------------------------------------------------------
 

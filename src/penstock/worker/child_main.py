@@ -76,6 +76,8 @@ class CallResult(NamedTuple):
     errors: dict[str, str]
     """Id of a failed item → its traceback, or "" if the handler raised Retry, Bury or Snooze."""
     follow_ups: list[NewItem | Value]
+    span: str
+    """The header that names the span of the call; "" if the child is not traced."""
 
 
 class CallProgress(NamedTuple):
@@ -197,7 +199,8 @@ class ChildExecutor:
             outcomes = self._invoker.end(context, result)
         assert outcomes is not None
         if context.follow_ups or any(outcome is not COMPLETED for outcome in outcomes):
-            self._send(CallResult(number, outcomes, self._invoker.errors, context.follow_ups))
+            span = "" if context.span is None else context.span.header
+            self._send(CallResult(number, outcomes, self._invoker.errors, context.follow_ups, span))
 
     def _wait_for(self, coroutine: Any) -> Any:
         if self._runner is None:

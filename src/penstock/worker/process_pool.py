@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.api.traces import active_tracer
 from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import Token
@@ -229,10 +230,13 @@ class ProcessPool(BaseThreadPool):
         outcomes = [COMPLETED] * len(context.items)
         if (results := child.results.pop(number, None)) is not None:
             context.follow_ups = results.follow_ups
+            if results.span and (tracer := active_tracer()) is not None:
+                context.span = tracer.handled_elsewhere(results.span)
             outcomes = [COMPLETED if outcome == COMPLETED else outcome for outcome in results.outcomes]
-            for item, outcome in zip(context.items, outcomes, strict=True):
-                if outcome is not COMPLETED:
-                    self._invoker.report_failure(context.queue, item, outcome, _error(outcome, results.errors.get(item.id, "")))
+            with context.current_span():
+                for item, outcome in zip(context.items, outcomes, strict=True):
+                    if outcome is not COMPLETED:
+                        self._invoker.report_failure(context.queue, item, outcome, _error(outcome, results.errors.get(item.id, "")))
         self._dispatcher.settle(context, self._invoker.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:

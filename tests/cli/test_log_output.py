@@ -1,0 +1,105 @@
+"""The log of long-running commands: --log-format and --log-level."""
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli import programs
+from tests.cli.conftest import CommandLine
+
+SECRET = "4711-0815"
+
+HANDLERS = """
+import logging
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+trace.set_tracer_provider(TracerProvider())
+
+def fail(item):
+    logging.getLogger("shop").warning("charging", extra={"card": item.value})
+    raise ValueError("no card")
+
+def drop(item):
+    pass
+"""
+
+
+@pytest.fixture
+def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current directory of commands, with a traced module of handlers."""
+    (tmp_path / "traced_shop.py").write_text(HANDLERS)
+    monkeypatch.chdir(tmp_path)
+
+
+def work(broker: CommandLine, *options: str, code: int = 0) -> tuple[str, list[str]]:
+    """Run a worker until no item is left: its answer, and the lines on stderr."""
+    command = ["-b", str(broker.target), "work", "-q", "orders", "--until-empty", "--retry-delay", "1ms", *options]
+    with programs.penstock(*command) as process:
+        found, out, err = process.end()
+    assert found == code, err
+    return out, err.splitlines()
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("more", [["-c", "1"], ["--processes", "1"]], ids=["threads", "processes"])
+def test_every_line_is_json_and_none_has_a_payload(orders_cli: CommandLine, more: list[str]) -> None:
+    orders_cli.run("produce", "orders", SECRET)
+    out, err = work(orders_cli, "traced_shop:fail", "--name", "till-1", "--log-format", "json", *more)
+    assert "retried" in out
+    lines: list[dict[str, Any]] = [json.loads(line) for line in err]
+    assert SECRET not in str(lines)
+    assert sorted(line["logger"] for line in lines) == ["penstock.worker"] * 2 + ["shop"] * 2
+    failures = [line for line in lines if line["logger"] == "penstock.worker"]
+    for line in failures:
+        assert line["level"] == "warning" and line["message"].startswith(f"item {line['item_id']} failed at attempt ")
+        assert (line["queue"], line["partition"], line["worker"]) == ("orders", int(line["item_id"].split("-")[0]), "till-1")
+    spans = {(line["trace_id"], line["span_id"]) for line in lines}
+    assert len(spans) == 2  # each attempt's: the handler logs in it, and its failure is logged in it
+    if "-c" in more:
+        assert failures[0]["exception"]["type"] == "ValueError"
+        assert failures[0]["exception"]["message"] == "no card"
+
+
+@pytest.mark.usefixtures("handlers")
+def test_the_level_chooses_the_lines(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "info")
+    monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
+    _, (line,) = work(orders_cli, "traced_shop:drop")
+    assert (json.loads(line)["level"], json.loads(line)["message"].split(":")[0]) == ("info", "the worker drains")
+    _, (text,) = work(orders_cli, "traced_shop:drop", "--log-format", "text")
+    assert text.startswith("penstock: the worker drains")
+
+
+@pytest.mark.usefixtures("handlers")
+def test_an_error_that_ends_the_command_is_a_line_too(orders_cli: CommandLine) -> None:
+    _, (line,) = work(orders_cli, "traced_shop:drop", "-q", "nothing", "--log-format", "json", code=5)
+    found = json.loads(line)
+    assert (found["level"], found["logger"]) == ("error", "penstock.cli")
+    assert "there is no queue 'nothing'" in found["message"]
+
+
+def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
+    with (
+        programs.python(programs.OPEN, orders_cli.target) as first,
+        programs.penstock("own", str(orders_cli.target), "--log-format", "json") as second,
+    ):
+        note = json.loads(second.note())
+        assert (note["level"], note["pid"]) == ("info", second.pid)
+        assert note["message"].startswith(f"waiting for the owner of {orders_cli.target} (process {first.pid} on ")
+        first.write_line()
+        assert second.line() == f"process {second.pid} owns {orders_cli.target}"
+        second.signal(signal.SIGTERM)
+        _, _, err = second.end()
+        assert [json.loads(line)["message"] for line in err.splitlines()] == [
+            f"this process ({second.pid}) now owns {orders_cli.target}: the former owner has ended"
+        ]
+
+
+@pytest.mark.parametrize(("option", "wanted"), [("--log-format", "text or json"), ("--log-level", "debug, info, warning, error")])
+def test_other_values_are_refused(orders_cli: CommandLine, option: str, wanted: str) -> None:
+    said = orders_cli.refused("own", option, "loud")
+    assert said == f"{option} is 'loud'; give {wanted}"
