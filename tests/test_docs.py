@@ -14,6 +14,7 @@ from penstock.logs import columns
 from penstock.rules.item_states import diagram
 from penstock.rules.records import FenceSpec, LaneTake, LineTake, StateRecord
 from penstock.words.limits import Policy
+from penstock.words.logs import LINE_FIELDS
 
 ROOT = Path(__file__).parent.parent
 README_SAYS = [
@@ -117,3 +118,22 @@ def test_the_examples_of_the_api_page_run() -> None:
     assert examples
     for code in examples:
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_example_of_the_page_about_traces_runs_and_prints_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "traces.md").read_text()
+    (code,), (said,) = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL) for kind in ("python", "text"))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ran.stdout == said
+
+
+def test_the_page_about_traces_names_every_attribute() -> None:
+    told = set(re.findall(r"^\| `((?:messaging|error)\.[\w.]+)` \|", (ROOT / "docs" / "traces.md").read_text(), re.MULTILINE))
+    source = (ROOT / "src" / "penstock" / "api" / "spans.py").read_text()
+    assert told == set(re.findall(r'"((?:messaging|error)\.[\w.]+)"', source))
+
+
+def test_the_page_for_operators_names_every_field_of_a_log_line() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    table = page[page.index("## Logs") : page.index("## Space")]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(LINE_FIELDS)

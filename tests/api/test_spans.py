@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
@@ -118,7 +119,6 @@ def test_a_refused_produce_says_why(queue: Queue, spans: RecordedSpans) -> None:
 
 
 def test_every_request_of_a_table_is_a_span(queue: Queue, spans: RecordedSpans) -> None:
-    pa = pytest.importorskip("pyarrow")
     queue.produce_arrow(pa.table({"payload": [b"x"] * 10_001}))
     assert [attributes(span).get("messaging.batch.message_count", 1) for span in spans.all] == [10_000, 1]
 

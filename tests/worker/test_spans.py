@@ -250,6 +250,17 @@ def test_a_handler_in_a_child_process_runs_in_its_span(
     assert parent_id(spans.only("complete orders")) == int(handle["context"]["span_id"], 16)
 
 
+def test_the_parent_settles_below_the_spans_of_the_calls(
+    queue: Queue, spans: RecordedSpans, child_spans: Callable[[], list[dict[str, Any]]]
+) -> None:
+    queue.produce_many([b"1", b"2", b"3"])
+    with running_worker(Worker(queue, traced_handlers.work, processes=1)):
+        wait_completed(queue, 3)
+    handled = {int(span["context"]["span_id"], 16) for span in wait_until(child_spans, lambda found: len(found) == 3)}
+    settled = spans.named("complete orders")
+    assert {parent_id(span) for span in settled if span.parent} | {one for span in settled for one, _ in linked(span)} == handled
+
+
 def test_the_parent_reports_a_failure_in_a_child_in_the_span_of_the_call(
     queue: Queue, spans: RecordedSpans, log: HandlerEvents, child_spans: Callable[[], list[dict[str, Any]]]
 ) -> None:

@@ -5,8 +5,8 @@ parent which call the child is running, even after the child exited. Calls of ha
 in ascending order.
 
     parent → child:  (number of the first call, list of CallItems): each item is one call; a batch is one call
-    child → parent:  ChildReady once; CallResult if a call failed or made follow-ups; CallProgress; CallsDone after the
-                     last call of a message
+    child → parent:  ChildReady once; CallResult if a call failed, made follow-ups or has a span; CallProgress;
+                     CallsDone after the last call of a message
 
 A child has no broker: it leases and settles nothing. It ignores SIGINT and SIGTERM, which are for its parent. It does
 not outlive its parent: on Linux the system kills it, elsewhere a thread ends it as soon as the interpreter runs that
@@ -198,7 +198,7 @@ class ChildExecutor:
         else:
             outcomes = self._invoker.end(context, result)
         assert outcomes is not None
-        if context.follow_ups or any(outcome is not COMPLETED for outcome in outcomes):
+        if context.follow_ups or context.span is not None or any(outcome is not COMPLETED for outcome in outcomes):
             span = "" if context.span is None else context.span.header
             self._send(CallResult(number, outcomes, self._invoker.errors, context.follow_ups, span))
 
