@@ -369,3 +369,12 @@ def test_a_wrong_duration_is_refused(span: Any, says: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         values.duration(span, "ttl")
     assert str(caught.value) == says
+
+
+def test_headers_without_the_trace_context() -> None:
+    others: dict[str, str | bytes] = {"shop": "7", "raw": b"\xff", "tracestate-not": "x"}
+    packed = values.encode_headers(others)
+    traced = values.encode_headers({"traceparent": "00-1-2-01", **others, "tracestate": "a=b"})
+    assert values.without_trace_context(traced) == values.without_trace_context(packed) == packed
+    assert values.without_trace_context(values.encode_headers({"traceparent": "00-1-2-01"})) is None
+    assert [values.without_trace_context(given) for given in (None, b"\xc1traceparent")] == [None, b"\xc1traceparent"]

@@ -14,6 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from penstock import Broker, Item, NewItem, Queue
 from penstock.api.traces import current_span_ids
+from penstock.words.limits import MAX_HEADERS_BYTES
 from penstock.worker.context import Context
 from penstock.worker.outcomes import Bury, Failed, Retry, Snooze
 from penstock.worker.settings import Hooks
@@ -201,16 +202,19 @@ def test_follow_ups_carry_the_context_of_the_handler(broker: Broker, queue: Queu
     def handle(item: Item, context: Context) -> None:
         context.follow_up(NewItem(b"1", queue="mails", headers={"shop": "7"}))
         context.follow_up(NewItem(b"2", queue="mails", headers={"traceparent": "mine"}))
-        context.follow_up(b"3")
+        context.follow_up(NewItem(b"3", queue="mails", headers=long))
+        context.follow_up(b"4")
+
+    long = {"long": "x" * (MAX_HEADERS_BYTES - 20)}
 
     queue.produce(b"x", kind="first")
     worker = Worker(queue)
     worker.on("first")(handle)
     with running_worker(worker):
-        first, second = wait_until(lambda: mails.items(), lambda found: len(found) == 2)
-        third = wait_until(lambda: [item for item in queue.items() if item.payload == b"3"])[0]
+        found = wait_until(lambda: mails.items(), lambda found: len(found) == 3)
+        found += wait_until(lambda: [item for item in queue.items() if item.payload == b"4"])
     carried = {"traceparent": header_of(spans.named("handle orders")[0])}
-    assert (first.headers, second.headers, third.headers) == ({"shop": "7", **carried}, {"traceparent": "mine"}, carried)
+    assert [item.headers for item in found] == [{"shop": "7", **carried}, {"traceparent": "mine"}, long, carried]
 
 
 # -- child processes ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from penstock.words.batch import Batch
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import format_id
 from penstock.words.limits import MAX_HEADERS_BYTES
-from penstock.words.values import TRACE_PARENT, TRACE_STATE, Value
+from penstock.words.values import TRACE_PARENT, TRACE_STATE, Headers, Value
 
 SYSTEM = "penstock"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
@@ -258,7 +258,9 @@ class QueueTracer:
         if not isinstance(item, NewItem):
             return NewItem(item, headers=carrier)
         given = dict(item.headers or {})
-        return item if TRACE_PARENT in given else msgspec.structs.replace(item, headers={**given, **carrier})
+        if TRACE_PARENT in given or _has_no_room({**given, **carrier}):
+            return item
+        return msgspec.structs.replace(item, headers={**given, **carrier})
 
 
 # -- attributes and links ----------------------------------------------------------------------------
@@ -367,10 +369,14 @@ def _merged(packed: bytes, carrier: dict[str, str]) -> bytes:
         given = values.decode_headers(packed)
     except InvalidRequest:
         return packed
-    if TRACE_PARENT in given:
+    if TRACE_PARENT in given or _has_no_room({**given, **carrier}):
         return packed
-    added = values.encode_headers({**given, **carrier})
-    return packed if added is None or len(added) > MAX_HEADERS_BYTES else added  # no produce fails because it is traced
+    return values.encode_headers({**given, **carrier}) or packed
+
+
+def _has_no_room(headers: Headers) -> bool:
+    """Whether headers are too long with the context. Then they stay as they are: nothing fails because it is traced."""
+    return len(values.encode_headers(headers) or b"") > MAX_HEADERS_BYTES
 
 
 def _decoded(headers: bytes | None) -> dict[str, str]:
