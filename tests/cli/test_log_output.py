@@ -99,6 +99,19 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
         ]
 
 
+def test_the_log_of_a_server(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_SERVE_LOG_FORMAT", "json")
+    with programs.penstock("serve", str(orders_cli.target), "--json", "--bind", "127.0.0.1:0") as server:
+        (url,) = json.loads(server.line())["urls"]
+        with programs.penstock("serve", str(orders_cli.target), "--bind", url.removeprefix("http://")) as refused:
+            _, _, err = refused.end()
+            assert [(json.loads(line)["level"], "in use" in line) for line in err.splitlines()] == [("error", True)], err
+        server.signal(signal.SIGTERM)
+        _, _, err = server.end()
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [(line["level"], line["message"].split(":")[0]) for line in lines] == [("info", "draining"), ("info", "closed")]
+
+
 @pytest.mark.parametrize(("option", "wanted"), [("--log-format", "text or json"), ("--log-level", "debug, info, warning, error")])
 def test_other_values_are_refused(orders_cli: CommandLine, option: str, wanted: str) -> None:
     said = orders_cli.refused("own", option, "loud")

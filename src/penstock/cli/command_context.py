@@ -27,7 +27,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.broker.targets import checked_target
 from penstock.cli import text_output
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
-from penstock.cli.log_output import LogSettings, json_line
+from penstock.cli.log_output import LogOutput, json_line
 from penstock.logs.backends import MEMORY, holds_broker
 from penstock.operations import DescribeOwner
 from penstock.reports import OwnerDescription
@@ -63,13 +63,13 @@ class CommandContext:
         roots: Sequence[str] = (),
         as_json: bool = False,
         owner_timeout: float | None = None,
-        log: LogSettings = LogSettings(),  # noqa: B008 (it cannot be changed)
+        log: LogOutput | None = None,
     ) -> None:
         """owner_timeout: how long to wait for an owner that does not answer; None: the default of each command."""
         self.as_json = as_json
         self.roots = [os.path.expanduser(root) for root in roots]
         self.owner_timeout = owner_timeout
-        self.log = log
+        self.log = log or LogOutput()
         self._target = target
         self._view: DirectoryView | None = None
         self.out = Console(highlight=False, soft_wrap=True)
@@ -78,11 +78,6 @@ class CommandContext:
     def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
         """The same context with the options that followed the command."""
         return CommandContext(target or self._target, self.roots, as_json or self.as_json, self.owner_timeout, self.log)
-
-    def with_log(self, log_format: str, log_level: str) -> "CommandContext":
-        """The same context with the options of a long-running command's log."""
-        log = LogSettings.of(log_format, log_level)
-        return CommandContext(self._target, self.roots, self.as_json, self.owner_timeout, log)
 
     # -- the broker ----------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
                 raise
             except BaseException as error:
                 flags = {str(one.name): one.opts[0] for one in context.command.params if one.param_type_name == "option"}
-                raise typer.Exit(print_error(error, flags, as_log_line=options.get("log_format") == "json")) from None
+                raise typer.Exit(print_error(error, flags, as_log_line=session.log.as_json)) from None
 
         parameters = [_CONTEXT, *(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own), *_COMMON]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """How a long-running command writes its log.
 
-Owns: the options --log-format and --log-level, and `LogSettings`. Text is for people: one line per message. JSON lines
+Owns: the options --log-format and --log-level, and `LogOutput`. Text is for people: one line per message. JSON lines
 are for log collectors; then everything that the command writes to stderr is such a line.
 """
 
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -31,20 +31,20 @@ LogLevelOption: TypeAlias = Annotated[
 ]
 
 
-class LogSettings(NamedTuple):
-    """The format and the level of a command's log."""
+class LogOutput:
+    """The format and the level of a command's log. All copies of a CommandContext share it."""
 
-    as_json: bool = False
-    level: str = DEFAULT_LEVEL
+    def __init__(self) -> None:
+        self.as_json = False
+        self.level: str = DEFAULT_LEVEL
 
-    @classmethod
-    def of(cls, log_format: str, log_level: str) -> "LogSettings":
-        """The settings that the options give, checked."""
+    def choose(self, log_format: str, log_level: str) -> None:
+        """Use the values of the options, checked."""
         if log_format not in ("text", "json"):
             raise CommandFailed(f"--log-format is {log_format!r}; give text or json")
         if log_level not in LEVELS:
             raise CommandFailed(f"--log-level is {log_level!r}; give {', '.join(LEVELS)}")
-        return cls(log_format == "json", log_level)
+        self.as_json, self.level = log_format == "json", log_level
 
     @contextmanager
     def json_lines(self) -> Iterator[None]:

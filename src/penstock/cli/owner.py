@@ -111,7 +111,8 @@ def own(
 
     While another process is the owner, this one waits as its client, and takes over when that ends.
     """
-    session = session.with_options(directory, False).with_log(log_format, log_level)
+    session.log.choose(log_format, log_level)
+    session = session.with_options(directory, False)
     free = MIN_FREE_BYTES if min_free is None else option_values.parse_size(min_free, "--min-free")
     options: dict[str, Any] = {"durability": durability, "min_free_bytes": free}
     if not create:

@@ -31,6 +31,7 @@ from penstock.server.server_settings import CONFIG_VARIABLE, ServerSettings, Wro
 from penstock.server.service_notice import tell_service_manager
 from penstock.server.tls import tls_context
 from penstock.words.errors import PenstockError
+from penstock.words.logs import LEVELS
 
 if TYPE_CHECKING:
     from penstock.server.home_calls import ServedHome
@@ -99,6 +100,13 @@ def serve(
         str | None,
         typer.Option(metavar="SIZE", help="Refuse new items when the disk has less free space.  [default: 32MiB]", show_default=False),
     ] = None,
+    log_format: Annotated[
+        str | None, typer.Option(metavar="text|json", help="How the log is written to stderr.  [default: text]", show_default=False)
+    ] = None,
+    log_level: Annotated[
+        str | None,
+        typer.Option(metavar="|".join(LEVELS), help="The least level that is logged.  [default: info]", show_default=False),
+    ] = None,
 ) -> None:
     """Serve the broker over HTTP, until SIGTERM or Ctrl-C. Prints a line when requests are accepted.
 
@@ -117,6 +125,8 @@ def serve(
         "broker.create": ("--create", create or None),
         "broker.durability": ("--durability", durability),
         "broker.min_free_bytes": ("--min-free", min_free),
+        "log.format": ("--log-format", log_format),
+        "log.level": ("--log-level", log_level),
     }
     pairs = option_values.parse_pairs(settings or (), "--set", "NAME=VALUE, such as limits.connections=500")
     flags: dict[str, tuple[str, Any]] = {name: (f"--set {name}", value) for name, value in pairs.items()}
@@ -126,6 +136,7 @@ def serve(
         _check(session, flags, config)
         return
     loaded = load_settings(flags, os.environ, config)
+    session.log.choose(loaded.log.format, loaded.log.level)
     session = _of_settings(session, loaded)
     if not loaded.broker.create:
         session.require_broker()
@@ -152,7 +163,7 @@ def _has_keys(session: CommandContext) -> bool:
 def _run(session: CommandContext, settings: ServerSettings) -> None:
     server_class = _server_class()
     unfinished = 0
-    with _log_to_stderr(session, settings):
+    with _log_to_stderr(session):
         tls = settings.tls if settings.tls.cert else None
         if tls is not None:
             tls_context(tls)  # before anything is opened, so that a wrong file is told at once
@@ -270,18 +281,18 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _log_to_stderr(session: CommandContext, settings: ServerSettings) -> Iterator[None]:
-    """Print Penstock's log, and what uvicorn has to say, from the level of the settings on."""
+def _log_to_stderr(session: CommandContext) -> Iterator[None]:
+    """Print Penstock's log, and what uvicorn has to say, as the settings want it."""
     uvicorn_log, handler = logging.getLogger("uvicorn"), _ForwardingHandler(logging.WARNING)
-    former = _log.level
-    _log.setLevel(settings.log.level.upper())
+    former = uvicorn_log.propagate
+    uvicorn_log.propagate = False
     uvicorn_log.addHandler(handler)
     try:
         with session.log_to_stderr(traces=True):
             yield
     finally:
         uvicorn_log.removeHandler(handler)
-        _log.setLevel(former)
+        uvicorn_log.propagate = former
 
 
 class _ForwardingHandler(logging.Handler):

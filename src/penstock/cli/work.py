@@ -69,7 +69,7 @@ def work(
     log_level: LogLevelOption = DEFAULT_LEVEL,
 ) -> None:
     """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it."""
-    session = session.with_log(log_format, log_level)
+    session.log.choose(log_format, log_level)
     weights = option_values.parse_weights(queue, "--queue")
     policy = RetryPolicy(
         base=option_values.parse_duration(retry_delay, "--retry-delay"), most=option_values.parse_duration(retry_most, "--retry-most")
