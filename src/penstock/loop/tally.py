@@ -32,6 +32,7 @@ COUNTERS = {
     "buried_by_attempts": "Items buried because their attempts were spent",
     "buried_by_ttl": "Items buried because their ttl ended",
     "redriven": "Buried items made ready again in their own queue",
+    "sought": "Completed items made ready again by a seek",
     "sent": "Items sent to another queue or partition",
     "cleared": "Items cleared",
     "dropped": "Resolved items deleted by retention",
@@ -191,6 +192,10 @@ def _redriven(pending: _Pending, state: State, record: records.RedrivenInPlace, 
     pending.append(("redriven", count(record.runs), NO_LEASE))
 
 
+def _sought(pending: _Pending, state: State, record: records.Sought, now: int, command: commands.Command) -> None:
+    pending.append(("sought", count(record.runs), NO_LEASE))
+
+
 def _sent(pending: _Pending, state: State, record: records.Sent, now: int, command: commands.Command) -> None:
     pending.append(("sent", count(record.runs), NO_LEASE))
 
@@ -216,6 +221,7 @@ _RULES: dict[type, Callable[[_Pending, State, Any, int, commands.Command], None]
     records.Extended: _extended,
     records.Buried: _buried,
     records.RedrivenInPlace: _redriven,
+    records.Sought: _sought,
     records.Sent: _sent,
     records.Cleared: _cleared,
     records.Dropped: _dropped,
