@@ -282,8 +282,8 @@ class BrokerMetrics(msgspec.Struct, frozen=True):
     """When the broker was opened (wall): the counters begin there."""
     clients: int = 0
     """Processes that use the broker through its owner."""
-    free_bytes: dict[str, int] = {}
-    """Storage root → free space."""
+    free_bytes: dict[int, int] = {}
+    """Number of a storage root, from 0 on → its free space; without those that cannot be asked."""
     min_free_bytes: int = 0
     """With less free space, produce is refused."""
 

@@ -432,7 +432,7 @@ def test_a_pause_is_shown(broker: BrokerUnderTest) -> None:
 
 def test_the_free_space_is_told(file_broker: BrokerUnderTest) -> None:
     file_broker.storage.files.set_free_bytes(12_345)  # type: ignore[attr-defined]
-    assert everything(file_broker).free_bytes == {"/data": 12_345}
+    assert everything(file_broker).free_bytes == {0: 12_345}
 
 
 # -- retention and adoption --------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ in I/O: their figures are read while another thread syncs or deletes files, whic
 buried items in the same microseconds, these may be counted as leased once.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -60,16 +59,18 @@ def _between_turns(loop: Loop, engine: QueueEngine, inbox: InboxProcessor) -> Qu
     meter, now = loop.meter, engine.clock.read().elapsed
     handles = list(engine.handles.values())
     partitions = [_partition(engine, handle, now) for handle in handles]
-    items = sum((Counter(one.items) for one in partitions), Counter[str]())
-    if any(name in items for name in BURIED):
-        items["buried"] = sum(items[name] for name in BURIED)
+    items: dict[str, int] = {}
+    for one in partitions:
+        for name, count in one.items.items():
+            items[name] = items.get(name, 0) + count
+    buried = sum(items.get(name, 0) for name in BURIED)
     ended = {outcome: [one.tally.lease_durations.get(outcome) for one in handles] for outcome in OUTCOMES}
     return QueueMetrics(
         name=engine.name,
         turns=meter.turns,
         requests=dict(meter.requests),
         errors=meter.all_errors(),
-        items=dict(items),
+        items={**items, "buried": buried} if buried else items,
         latencies={verb: _latency(found) for verb, found in meter.latencies.items()},
         incarnation=engine.incarnation,
         partitions=partitions,

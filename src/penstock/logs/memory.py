@@ -288,7 +288,7 @@ class MemoryStore:
         self.disk = DiskThreads(lambda incarnation, partition: self.name)
         self.close = self.disk.close
 
-    def free_bytes(self) -> dict[str, int]:
+    def free_bytes(self) -> dict[int, int]:
         return {}
 
     def note_opened(self) -> None:

@@ -66,8 +66,8 @@ class Store(Protocol):
         """Remove every log of an incarnation; none may be open."""
         ...
 
-    def free_bytes(self) -> dict[str, int]:
-        """Free space by storage root; without those that cannot be asked, or have no limit."""
+    def free_bytes(self) -> dict[int, int]:
+        """Number of a storage root → its free space; without those that cannot be asked, or have no limit."""
         ...
 
     def note_opened(self) -> None:

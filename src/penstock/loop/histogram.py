@@ -6,6 +6,7 @@ it does not exceed. Histograms with the same bounds can be added.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 _STEPS = (100, 125, 160, 200, 250, 315, 400, 500, 630, 800)
 FINE_BOUNDS = tuple(sorted({step * 10**power // 100 for power in range(10) for step in _STEPS}))
@@ -48,6 +49,8 @@ class Histogram:
     def include(self, others: "Iterable[Histogram]") -> "Histogram":
         """Add other histograms with the same bounds; gives this one."""
         for other in others:
+            if not other.worst and not other.counts[0]:  # empty
+                continue
             self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
             self.sum += other.sum
             self.worst = max(self.worst, other.worst)
@@ -55,12 +58,8 @@ class Histogram:
 
     def counts_up_to(self, bounds: Sequence[int]) -> list[int]:
         """The counts in the buckets of `bounds`, all of which are bounds of this histogram; the last is of the rest."""
-        found, before = [], 0
-        for bound in bounds:
-            until = sum(self.counts[: self.bounds.index(bound) + 1])
-            found.append(until - before)
-            before = until
-        return [*found, self.total - before]
+        edges = [0, *(bisect_left(self.bounds, bound) + 1 for bound in bounds), len(self.counts)]
+        return [sum(self.counts[start:stop]) for start, stop in pairwise(edges)]
 
     def quantile(self, share: float) -> float:
         """The duration in microseconds that a share of all cases did not exceed; 0 without any.

@@ -167,12 +167,12 @@ class FileStore:
         """The process that owns the broker, as it described itself; None when no process does."""
         return read_holder(self.files, self.name) if self.inbox.has_owner() else None
 
-    def free_bytes(self) -> dict[str, int]:
-        """Free space by storage root; without those that cannot be asked."""
+    def free_bytes(self) -> dict[int, int]:
+        """Number of a storage root → its free space; without those that cannot be asked."""
         found = {}
-        for root in self.roots:
+        for number, root in enumerate(self.roots):
             with suppress(OSError):
-                found[root.path] = self.files.free_bytes(root.path)
+                found[number] = self.files.free_bytes(root.path)
         return found
 
     def note_opened(self) -> None:
