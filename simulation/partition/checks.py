@@ -92,9 +92,11 @@ def check_transitions(kind: str, before: Sequence[ItemState], after: Sequence[It
 
 
 def check_counts(state: State, states: Sequence[ItemState]) -> None:
-    """The state's counters equal a recount."""
+    """The state's counters, and its set of parked keys, equal a recount."""
     recount = tuple([states.count(one) for one in COUNTED])
     assert state.counts == recount, f"{state.counts}, but counted one by one {Counts(*recount)}"
+    parked = {key for key, line in state.keys.lines() if line.parked}
+    assert state.keys.parked == parked, f"the parked keys are {sorted(state.keys.parked)}, but a search finds {sorted(parked)}"
 
 
 def check_explained(partition: Partition, offset: int, states: Sequence[ItemState]) -> None:
@@ -110,7 +112,9 @@ def check_explained(partition: Partition, offset: int, states: Sequence[ItemStat
 def check_base(state: State) -> None:
     """A state survives being written as a Base and read again."""
     body = base.dump(state)
-    assert base.dump(base.load(body)) == body, "a state is not the same after it was written as a Base and read"
+    loaded = base.load(body)
+    assert base.dump(loaded) == body, "a state is not the same after it was written as a Base and read"
+    assert loaded.keys.parked == state.keys.parked, "other keys are parked after a state was written as a Base and read"
 
 
 def check_replay(partition: Partition) -> None:

@@ -195,21 +195,97 @@ class Latency(msgspec.Struct, frozen=True):
     worst: float
 
 
+class Durations(msgspec.Struct, frozen=True):
+    """A histogram of durations."""
+
+    bounds: list[float]
+    """The upper bounds of the buckets in seconds, inclusive, ascending."""
+    counts: list[int]
+    """How many durations are in each bucket; the last number is of those above all bounds."""
+    sum: float
+    """The sum of all durations, in seconds."""
+
+
+class PartitionMetrics(msgspec.Struct, frozen=True):
+    """The present figures of a partition, and its counters since the broker was opened."""
+
+    partition: int
+    status: str
+    """"active", "draining", "drained", "opening", "slow" or "failing"."""
+    states: dict[str, int] = {}
+    """State → items, without completed ones. Empty: not known, because the partition must be opened first."""
+    oldest_ready_seconds: float = 0.0
+    """How long the oldest ready item has waited that no key holds back."""
+    held_keys: int = 0
+    """Keys that are not free: held, or with items waiting in their line."""
+    parked_keys: int = 0
+    """Keys that buried items hold."""
+    size_bytes: int = 0
+    """The size of its log."""
+    lost: int = 0
+    """Items lost to damage."""
+    paused_lease: bool = False
+    paused_produce: bool = False
+    items: dict[str, int] = {}
+    """Counter (docs/metrics.md) → items; those that are 0 are left out."""
+    failures: int = 0
+    """How often its storage failed."""
+    slow: int = 0
+    """How often its storage did not answer in time."""
+    written_bytes: int = 0
+    freed_bytes: int = 0
+    """Bytes that retention freed."""
+    freed_segments: int = 0
+
+
 class QueueMetrics(msgspec.Struct, frozen=True):
-    """Counters and latencies of a queue since the broker was opened."""
+    """Counters and latencies of a queue since the broker was opened, and its present figures."""
 
     name: str
     turns: int
     requests: dict[str, int]
+    """Verb → requests."""
     errors: dict[str, int]
+    """Code → requests, and parts of requests, that were refused."""
     items: dict[str, int]
+    """The counters of all partitions, and "buried", the sum of the three causes."""
     latencies: dict[str, Latency]
+    incarnation: int = 0
+    partitions: list[PartitionMetrics] = []
+    waiting_leases: int = 0
+    """Calls that wait for items to lease."""
+    waiting_produces: int = 0
+    """Calls that wait for room."""
+    waiting_reads: int = 0
+    """Calls that wait for new items to read."""
+    pending_requests: int = 0
+    """Requests that no turn has taken yet."""
+    request_durations: dict[str, Durations] = {}
+    """Verb → time from the arrival of a request to its answer. A lease includes the wait for items."""
+    lease_durations: dict[str, Durations] = {}
+    """Outcome → time from the lease of an item to "completed", "retried", "returned", "buried" or "expired"."""
+    turn_durations: Durations | None = None
+    sync_durations: Durations | None = None
+    """Of the syncs for which answers wait."""
+    writes_waiting: int = 0
+    """Published writes that are not adopted yet."""
+    writes_refused: int = 0
+    """Those of them that cannot be adopted: an operator must look at them."""
+    writes_adopted: int = 0
 
 
 class BrokerMetrics(msgspec.Struct, frozen=True):
     """The metrics of every queue, by name."""
 
     queues: dict[str, QueueMetrics]
+    opened_at: int = 0
+    """When the broker was opened (wall): the counters begin there."""
+    clients: int = 0
+    """Processes that use the broker through its owner."""
+    free_bytes: dict[int, int] = {}
+    """Number of a storage root, from 0 on → its free space; without those that cannot be asked."""
+    min_free_bytes: int = 0
+    """With less free space, produce is refused."""
 
 
 class GrantFailure(msgspec.Struct):

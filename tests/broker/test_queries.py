@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.loop.requests import SettleRequest
-from penstock.operations import ListHeldKeys, ListItems, ReadMetrics, RedriveItems
+from penstock.operations import ListHeldKeys, ListItems, RedriveItems
 from penstock.reports import HeldKey, ListedItemData
 from penstock.testing import SimulatedFiles
-from penstock.words.errors import InvalidRequest, LeaseLost
-from tests.broker.broker_under_test import STATES, BrokerUnderTest, QueueUnderTest, key_that_moves, keys_at, refusal
+from penstock.words.errors import InvalidRequest
+from tests.broker.broker_under_test import STATES, BrokerUnderTest, QueueUnderTest, key_that_moves, keys_at
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
 # -- counts -------------------------------------------------------------------------------------------------
@@ -272,20 +272,3 @@ def test_fenced_keys_are_visible(broker: BrokerUnderTest) -> None:
     queue.lease()  # it looks, and finds it fenced
     found = {(one.partition, one.why) for one in queue.call(ListHeldKeys(limit=10))}
     assert found == {(0, "leased"), (1, "fenced")}
-
-
-# -- metrics ------------------------------------------------------------------------------------------------
-
-
-def test_what_was_done_is_counted(broker: BrokerUnderTest) -> None:
-    queue = broker.create(partitions=2)
-    queue.produce("a", "b", "c")
-    held = queue.lease(2)
-    held.complete()
-    (answer,) = queue.settle("retry", held.parts)
-    assert isinstance(refusal(answer), LeaseLost)
-    found = broker.embedded.call(ReadMetrics()).queues["q"]
-    assert found.items["produced"] == 3 and found.items["leased"] == 2 and found.items["completed"] == 2
-    assert found.requests["produce"] == 1 and found.requests["lease"] == 1 and found.requests["retry"] == 1
-    assert found.errors["lease_lost"] == 1
-    assert found.latencies["produce"].count == 1

@@ -343,7 +343,10 @@ def test_the_log_has_the_published_items(home: Home) -> None:
 def test_metrics_count_requests_and_items(home: Home) -> None:
     queue = create(home)
     produce(home, queue, "a")
-    assert home.call(ReadMetrics()).queues["q"].requests["produce"] == 1
+    found = home.call(ReadMetrics()).queues["q"]
+    assert found.requests["produce"] == 1 and sum(found.request_durations["produce"].counts) == 1
+    assert found.partitions[0].states == {"ready": 1, "scheduled": 0, "leased": 0, "buried": 0, "moving": 0}
+    assert found.partitions[0].items == {"produced": 1} and found.partitions[0].written_bytes > 0
 
 
 # -- streams and staged writes -------------------------------------------------------------------------

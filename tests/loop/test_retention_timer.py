@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from penstock.logs.files.filelog import FileLog
-from penstock.loop.partition import DroppedBuried, Partition
-from penstock.loop.retention import DROPS_AT_ONCE, FIRST_RUN, buried_to_drop
+from penstock.loop.partition import Partition
+from penstock.loop.retention import DROPS_AT_ONCE, FIRST_RUN, DroppedBuried, buried_to_drop
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
 from penstock.testing import Halt, ManualClock, SimulatedFiles

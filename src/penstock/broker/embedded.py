@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxProcessor, write_state
+from penstock.broker.metrics import read_metrics
 from penstock.broker.streams import StreamCoordinator, read_grant
 from penstock.broker.transfer_router import TransferRouter
 from penstock.logs.backends import Files, Target, open_store
@@ -64,7 +65,7 @@ from penstock.operations import (
     TakeGrant,
     UpdateQueue,
 )
-from penstock.reports import BrokerMetrics, ClientDescription, ItemEvent, OwnerDescription, QueueDescription, describe_queue
+from penstock.reports import ClientDescription, ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
 from penstock.rules.catalog import QueueEntry
 from penstock.rules.commands import Call, Configure
@@ -97,7 +98,7 @@ class EmbeddedBroker:
         self.clock = clock or SystemClock()
         self._entropy = entropy
         self._threaded = threaded
-        self._min_free_bytes = min_free_bytes
+        self.min_free_bytes = min_free_bytes
         self._segment_bytes = segment_bytes
         self._catalog_lock = threading.Lock()
         self._creation_lock = threading.Lock()
@@ -108,7 +109,7 @@ class EmbeddedBroker:
         self._broker_pool, self._quick_pool = InterruptSafePool(BROKER_THREADS), InterruptSafePool(1)
         self._router = TransferRouter(self._loops, self.entry)
         self._closed = self._forked = False
-        self._opened_at = self.clock.read().wall
+        self.opened_at = self.clock.read().wall
         self.list_clients: Callable[[], list[ClientDescription]] = list
         """Gives the processes that use this broker through its socket. Set by whoever serves them."""
         self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
@@ -376,11 +377,8 @@ class EmbeddedBroker:
         if entry is not None and (entry.map.version != engine.map.version or entry.read_only != engine.read_only):
             partition_layout.apply_layout(engine, entry)
 
-    def _metrics(self, operation: ReadMetrics) -> BrokerMetrics:
-        return BrokerMetrics({loop.engine.name: queries.metrics(loop) for loop in list(self._loops.values())})
-
     def _describe_owner(self, operation: DescribeOwner) -> OwnerDescription:
-        return OwnerDescription(os.getpid(), os.uname().nodename, self._opened_at, self.list_clients())
+        return OwnerDescription(os.getpid(), os.uname().nodename, self.opened_at, self.list_clients())
 
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of)
@@ -394,7 +392,7 @@ class EmbeddedBroker:
         return self.inbox.publish(operation)
 
     def loops(self) -> Sequence[Loop]:
-        """The loop of every queue, for tests and simulations that run turns themselves."""
+        """The loop of every queue: for metrics, and for tests and simulations that run turns themselves."""
         return [*self._loops.values()]
 
     # -- opening and closing -------------------------------------------------------------------------
@@ -437,7 +435,7 @@ class EmbeddedBroker:
                 self.clock,
                 options.policy,
                 segment_bytes=self._segment_bytes,
-                min_free_bytes=self._min_free_bytes,
+                min_free_bytes=self.min_free_bytes,
                 on_replayed=replayed,
             )
         except BaseException:
@@ -622,7 +620,7 @@ _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any
     DeleteQueue: EmbeddedBroker._delete,
     ResizeQueue: EmbeddedBroker._resize,
     SetReadOnly: EmbeddedBroker._set_read_only,
-    ReadMetrics: EmbeddedBroker._metrics,
+    ReadMetrics: lambda broker, operation: read_metrics(broker),
     ExplainItem: trace.explain,
     ReadHistory: EmbeddedBroker._history,
     PublishWrite: EmbeddedBroker._publish_write,

@@ -12,6 +12,7 @@ The thread also ends the consumer rights that were not renewed.
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
@@ -68,6 +69,12 @@ class InboxProcessor:
         self._manifests: dict[str, WriteManifest] = {}
         self._validated: set[str] = set()
         """Labels of writes that were validated."""
+        self.waiting_writes: Counter[int] = Counter()
+        """Incarnation → published writes that waited when the inbox was last read and are not adopted since."""
+        self.refused_writes: Counter[int] = Counter()
+        """Incarnation → those of them that can never be adopted."""
+        self.adopted_writes: Counter[int] = Counter()
+        """Incarnation → writes adopted since the broker was opened."""
         self._busy_until = 0
         self._sweep_at = 0
         self._ended = threading.Event()
@@ -116,6 +123,8 @@ class InboxProcessor:
             self.sweep()
         waiting = self._waiting()
         self._forget_removed({entry.label for entry in waiting})
+        self.waiting_writes = Counter(entry.incarnation for entry in waiting)
+        self.refused_writes = Counter(entry.incarnation for entry in waiting if entry.label in self._refused)
         self._broker.streams.expire_consumer_rights()
         writes = sorted(waiting, key=lambda entry: entry.incarnation)
         adopted = [self._adopt_writes([*of_queue]) for _, of_queue in groupby(writes, lambda entry: entry.incarnation)]
@@ -183,6 +192,7 @@ class InboxProcessor:
 
     def _refuse(self, entry: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:
         self._refused.add(entry.label)
+        self.refused_writes[entry.incarnation] += 1
         _log.error(text, *args, exc_info=exc_info)
 
     # -- adoption ------------------------------------------------------------------------------------
@@ -238,6 +248,7 @@ class InboxProcessor:
                 raise QueueBusy(f"the queue of {write.label} is not open yet; try again in a moment") from None
             _log.warning("the queue that %s was written for is deleted, so it is removed", write.label)
         self._inbox.remove(write)
+        self.waiting_writes[write.incarnation] -= 1
 
     def _adopt_items(self, write: InboxEntry) -> None:
         queue = self._broker.entry(write.incarnation)
@@ -260,6 +271,7 @@ class InboxProcessor:
             self._broker.catalog.end_adoption(
                 write.incarnation, write.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
             )
+        self.adopted_writes[write.incarnation] += 1
 
     def _between_chunks(self) -> None:
         """Between two chunks: stop if the broker closes, and end the consumer rights that are over."""

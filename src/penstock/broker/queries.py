@@ -1,6 +1,6 @@
 """Queries about one queue.
 
-Owns: `QUERY_HANDLERS`, the function for each kind of query, and `metrics`. A handler takes a `QueueView` (the queue's
+Owns: `QUERY_HANDLERS`, the function for each kind of query. A handler takes a `QueueView` (the queue's
 `QueueEngine`, inside a turn, or a `SnapshotQueue`) and the query, and gives plain data (reports.py).
 Counts are exact at any depth, and no item is read that the query does not ask for.
 """
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.loop.item_cache import Items
-from penstock.loop.loop import Loop
 from penstock.loop.partition_reader import PartitionView, QueueView
 from penstock.loop.retention import buried_to_drop, mean_bytes
 from penstock.loop.turn import QueueEngine
@@ -32,11 +31,9 @@ from penstock.reports import (
     HeldKey,
     ItemExplanation,
     ItemTrace,
-    Latency,
     ListedItemData,
     PartitionStats,
     QueueDescription,
-    QueueMetrics,
     QueueStats,
     describe_queue,
 )
@@ -403,27 +400,3 @@ QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     ReadItems: read,
 }
 """Kind of query → its handler."""
-
-# -- metrics ------------------------------------------------------------------------------------------
-
-
-def metrics(loop: Loop) -> QueueMetrics:
-    """Counters and latencies of a queue since the broker was opened. Read between turns: a turn counts what it has
-    answered when it ends.
-    """
-    found: QueueMetrics = loop.run_between_turns(lambda engine: _metrics(loop))
-    return found
-
-
-def _metrics(loop: Loop) -> QueueMetrics:
-    meter = loop.meter
-    latencies = {
-        verb: Latency(
-            found.total, found.quantile(0.5) / SECOND, found.quantile(0.95) / SECOND, found.quantile(0.99) / SECOND, found.worst / SECOND
-        )
-        for verb, found in dict(meter.latencies).items()
-    }
-    items = dict(meter.items)
-    if loop.engine.buried_dropped:
-        items["buried_dropped"] = loop.engine.buried_dropped
-    return QueueMetrics(loop.engine.name, meter.turns, dict(meter.requests), dict(meter.errors), items, latencies)

@@ -46,6 +46,7 @@ EXIT_CODES: Final[dict[int, str]] = {
 
 _CODES: Final[dict[type[PenstockError], int]] = {
     errors.InvalidRequest: USAGE,
+    errors.BodyTooLarge: USAGE,
     errors.QueueNotFound: NOT_FOUND,
     errors.QueueExists: EXISTS,
     errors.Unauthenticated: DENIED,

@@ -288,6 +288,9 @@ class MemoryStore:
         self.disk = DiskThreads(lambda incarnation, partition: self.name)
         self.close = self.disk.close
 
+    def free_bytes(self) -> dict[int, int]:
+        return {}
+
     def note_opened(self) -> None:
         """Nothing to note: a process that ends takes its memory with it."""
 

@@ -66,6 +66,10 @@ class Store(Protocol):
         """Remove every log of an incarnation; none may be open."""
         ...
 
+    def free_bytes(self) -> dict[int, int]:
+        """Number of a storage root → its free space; without those that cannot be asked, or have no limit."""
+        ...
+
     def note_opened(self) -> None:
         """The opening of the broker has ended, and not by the end of its process."""
         ...

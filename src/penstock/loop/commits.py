@@ -36,8 +36,6 @@ class CommitTracker(PartitionSet):
 
     def __init__(self, setup: QueueSetup, router: QueueRouter) -> None:
         super().__init__(setup)
-        self.answered: list[Request] = []
-        """Requests answered by the last turn."""
         self.transfer_step = TransferStep(self, router)
         self.resize_step = ResizeStep(self, self.transfer_step)
         self.produce_step = ProduceStep(self)
@@ -186,9 +184,10 @@ class CommitTracker(PartitionSet):
     # -- answers -------------------------------------------------------------------------------------
 
     def _answer(self, request: Request, result: Any, failed: Mapping[int, PenstockError]) -> None:
-        self.answered.append(request)
         if request.done:
             request.notify()  # an interrupt may have prevented it
+        else:
+            self.answered.append(request)
         try:
             if isinstance(request, requests.LeaseRequest):
                 self._answer_lease(request, result, failed)

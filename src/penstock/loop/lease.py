@@ -209,7 +209,7 @@ class LeaseStep:
             try:
                 self.check_consumer_right(request.consumer)
             except QueueHeld as error:
-                request.finish(error=error)
+                self._partitions.answer_now(request, error=error)
         self.waiting = [request for request in self.waiting if not request.done]
 
     @property
@@ -236,7 +236,7 @@ class LeaseStep:
             elif request.without_payloads:
                 raise LeaseLost("the leases of this request have ended; repeat it with another request id")
             else:
-                request.finish([])  # its leases have ended
+                self._partitions.answer_now(request, [])  # its leases have ended
             return
         self.add_waiting(request)
 
@@ -301,9 +301,9 @@ class LeaseStep:
         """Answer with no items; with an error when every partition is failing."""
         failing = next((handle for handle in self._partitions.handles.values() if handle.error is not None), None)
         if failing is not None and all(handle.error is not None for handle in self._partitions.handles.values()):
-            request.finish(error=failing.refusal)
+            self._partitions.answer_now(request, error=failing.refusal)
         else:
-            request.finish([])
+            self._partitions.answer_now(request, [])
 
     def _find_sources(self, available: Iterable[PartitionHandle], now: int) -> list[LeaseSource]:
         """The sources of the usable partitions that have ready items."""
@@ -383,7 +383,7 @@ class LeaseStep:
                     continue
             except PenstockError as error:
                 if isinstance(error, OutcomeUnknown | QueueFull) and request.calls:
-                    request.finish(error=error)  # the session has a newer call, or there are too many request ids
+                    partitions.answer_now(request, error=error)  # the session has a newer call, or there are too many request ids
                 return None  # the commit reports other errors
             if isinstance(answer, AskAgain):  # the search continues in the next turn
                 partitions.wants_turn = self.search_unfinished = True

@@ -146,7 +146,11 @@ class Loop:
                 request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
             )
         held = len(engine.lease_step.waiting) + len(engine.produce_step.waiting) + len(engine.waiting_for_items)
-        self._pending.enter(request, held)
+        try:
+            self._pending.enter(request, held)
+        except QueueBusy as error:
+            self.meter.rejected(error)
+            raise
 
     def post(self, request: Request) -> None:
         """Add a message of this queue or another one; never refused while the loop is open."""
@@ -170,7 +174,9 @@ class Loop:
             request.sleep(left / SECOND)
         elif request.claim():
             request.cancelled = True
-            request.finish(error=request.outcome_after(not_reached_error(self.engine.name)))
+            error = request.outcome_after(not_reached_error(self.engine.name))
+            self.meter.rejected(error)
+            request.finish(error=error)
             self.wake()  # this thread may have been woken to run the next turn
         elif left > -GRACE:  # the turn that took it will answer
             request.sleep((left + GRACE) / SECOND)
@@ -186,6 +192,11 @@ class Loop:
             self._turn()
             self._dispatch_io()
         return self.busy
+
+    @property
+    def pending(self) -> int:
+        """How many requests no turn has taken yet."""
+        return len(self._pending)
 
     @property
     def busy(self) -> bool:
@@ -222,14 +233,14 @@ class Loop:
         self._pending.take(MAX_REQUESTS, taken)
         self._last_count = len(taken)
         now = engine.clock.read().elapsed
+        late: list[Request] = []
         for request in taken:
             if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | AwaitRequest):
                 request.finish(error=request.outcome_after(not_reached_error(engine.name)))
-        before = engine.produced
+                late.append(request)
         engine.turn([request for request in taken if not request.done] if taken else taken, now)
         self._syncs = bool(engine.io_to_dispatch)
-        if taken or engine.answered:
-            self.meter.turn(taken, engine.answered, engine.clock.read().elapsed, engine.produced - before)
+        self.meter.turn(taken, [*late, *engine.answered] if late else engine.answered, now, engine.clock.read().elapsed)
 
     # -- commits -------------------------------------------------------------------------------------
 
@@ -325,7 +336,7 @@ class Loop:
             if engine.io_finished:
                 engine.finish_io(engine.clock.read().elapsed)
                 if engine.answered:
-                    self.meter.turn((), engine.answered, engine.clock.read().elapsed, 0)
+                    self.meter.answered(engine.answered, engine.clock.read().elapsed)
         self._start_next(here=not by_caller)
         if self._ending is not None:
             self._ending.put(None)

@@ -1,46 +1,15 @@
-"""Metrics of a queue: counters, and how long callers waited.
+"""Metrics of a queue's requests and turns: counters, and how long callers waited.
 
-Owns: `Meter` and `Histogram`. Always on: it costs a few additions per request. Each latency bucket is a quarter wider
-than the one before, so a quantile is right to within about a tenth.
+Owns: `Meter`. Always on: it costs a few additions per request. What became of items is counted in each partition
+(tally.py).
 """
 
-import math
 from collections.abc import Sequence
+from threading import Lock
 
-from penstock.loop.requests import LeaseRequest, Request, SettleRequest
-from penstock.words.errors import Refused
-
-BUCKETS = 100
-GROWTH = 1.25
-_LOG_GROWTH = math.log(GROWTH)
-
-
-class Histogram:
-    """Counts of durations, in buckets."""
-
-    __slots__ = ("counts", "total", "worst")
-
-    def __init__(self) -> None:
-        self.counts = [0] * BUCKETS
-        self.total = 0
-        self.worst = 0
-
-    def add(self, microseconds: int) -> None:
-        at = int(math.log(microseconds) / _LOG_GROWTH) if microseconds > 1 else 0
-        self.counts[min(at, BUCKETS - 1)] += 1
-        self.total += 1
-        if microseconds > self.worst:
-            self.worst = microseconds
-
-    def quantile(self, share: float) -> float:
-        """The duration in microseconds that a share of all cases did not exceed; 0 without any."""
-        wanted = share * self.total
-        seen = 0
-        for at, number in enumerate(self.counts):
-            seen += number
-            if number and seen >= wanted:
-                return float(min(self.worst, GROWTH ** (at + 0.5)))
-        return 0.0
+from penstock.loop.histogram import TURN_BOUNDS, Histogram
+from penstock.loop.requests import ProduceRequest, Request, SettleRequest
+from penstock.words.errors import PenstockError, Refused
 
 
 class Meter:
@@ -48,41 +17,57 @@ class Meter:
 
     def __init__(self) -> None:
         self.turns = 0
+        self.turn_durations = Histogram(TURN_BOUNDS)
         self.requests: dict[str, int] = {}
+        """verb → requests that turns took."""
         self.errors: dict[str, int] = {}
-        self.items: dict[str, int] = {}
+        """code → requests, and parts of requests, that a turn refused."""
         self.latencies: dict[str, Histogram] = {}
+        """verb → time from the arrival of a request to its answer."""
+        self._rejected: dict[str, int] = {}
+        self._lock = Lock()
 
-    def turn(self, taken: Sequence[Request], answered: Sequence[Request], now: int, produced: int) -> None:
-        """Count the requests that a turn took and those that it answered."""
+    def turn(self, taken: Sequence[Request], answered: Sequence[Request], began: int, now: int) -> None:
+        """Count a turn, the requests that it took and those that it answered."""
         self.turns += 1
-        if produced:
-            self._items("produced", produced)
+        self.turn_durations.add(now - began)
         for request in taken:
-            self.requests[request.verb] = self.requests.get(request.verb, 0) + 1
-            if request.error is not None:
-                self.errors[request.error.code] = self.errors.get(request.error.code, 0) + 1
+            verb = request.verb
+            self.requests[verb] = self.requests.get(verb, 0) + 1
+        if answered:
+            self.answered(answered, now)
+
+    def answered(self, answered: Sequence[Request], now: int) -> None:
+        """Count requests that were answered."""
         for request in answered:
-            found = self.latencies.get(request.verb)
+            if not request.done:  # it waits again: its lease was lost to damage
+                continue
+            verb = request.verb
+            found = self.latencies.get(verb)
             if found is None:
-                found = self.latencies[request.verb] = Histogram()
+                found = self.latencies[verb] = Histogram()
             found.add(now - request.entered_at)
-            if isinstance(request, SettleRequest):
-                self._settled(request)
-            elif isinstance(request, LeaseRequest) and request.answer:
-                self._items("leased", sum(part.granted.count for part in request.answer))
+            if request.error is not None:
+                self._refused(request.error)
+            elif type(request) is SettleRequest:
+                for one in request.answer:
+                    if type(one) is Refused:
+                        self._refused(one)
+            elif type(request) is ProduceRequest:
+                for part in request.answer:
+                    if part.refused is not None:
+                        self._refused(part.refused)
 
-    def _settled(self, request: SettleRequest) -> None:
-        done = 0
-        for one in request.answer or ():
-            if isinstance(one, Refused):
-                self.errors[one.code] = self.errors.get(one.code, 0) + 1
-            else:
-                done += one.done
-        self._items(_PAST[request.action], done)
+    def rejected(self, error: PenstockError) -> None:
+        """Count a request that no turn took. Any thread may call this."""
+        with self._lock:
+            self._rejected[error.code] = self._rejected.get(error.code, 0) + 1
 
-    def _items(self, what: str, number: int) -> None:
-        self.items[what] = self.items.get(what, 0) + number
+    def all_errors(self) -> dict[str, int]:
+        """Code → requests, and parts of requests, that were refused."""
+        with self._lock:
+            rejected = dict(self._rejected)
+        return {code: self.errors.get(code, 0) + rejected.get(code, 0) for code in {**self.errors, **rejected}}
 
-
-_PAST = {"complete": "completed", "retry": "retried", "bury": "buried", "extend": "extended"}
+    def _refused(self, error: PenstockError | Refused) -> None:
+        self.errors[error.code] = self.errors.get(error.code, 0) + 1

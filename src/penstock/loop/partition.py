@@ -16,7 +16,7 @@ One thread at a time: the one that runs the turn, or that does its I/O.
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from penstock.logs import codec
 from penstock.logs.log import Gap, Log
@@ -28,13 +28,16 @@ from penstock.loop.retention import (
     DROPS_AT_ONCE,
     LEAST_ROTATION_AGE,
     SEGMENT_AGE,
-    UNTOUCHED,
+    DroppedBuried,
     FreeSpaceCheck,
     RetentionResult,
     RetentionSchedule,
     plan_retention,
     rotation_age,
+    rotation_time,
+    should_rotate_for_rewrite,
 )
+from penstock.loop.tally import Tally
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Answer, AskAgain, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
@@ -61,15 +64,6 @@ Appended: TypeAlias = tuple[int, list[Record], Moment]
 _NEEDS_NO_SYNC = (Leased, PassedOver, CallAnswered, ProgressSet)
 
 
-class DroppedBuried(NamedTuple):
-    """Buried items that one run of retention deleted."""
-
-    items: int
-    first: int
-    last: int
-    """Offsets of the first and the last."""
-
-
 class Partition:
     """A partition's state and log, open for writing."""
 
@@ -90,6 +84,7 @@ class Partition:
         self.gaps: list[Gap] = []  # damage found since it was opened
         self.became_ready: list[int] = []
         """Runs of the keyed items that the last `due` made ready."""
+        self.tally = Tally()
         self.records_applied = 0
         """Number of records applied since it was opened, without replayed ones: a change shows activity."""
         self._clock = clock
@@ -104,6 +99,7 @@ class Partition:
         self._schedule = RetentionSchedule()
         self._segment_room = 0
         self._segment_base = 0
+        self._older_bytes = 0  # of all segments but the newest
         self._segment_started = 0  # by elapsed time
         self._items = ItemCache(log)
         self._blocks = BlockCache(self._items)
@@ -127,6 +123,8 @@ class Partition:
     def _open(self, answered: Sequence[Appended] = (), on_replayed: Callable[[], None] = lambda: None) -> None:
         self.state, gaps, frames = replay(self.log)
         on_replayed()
+        with contextlib.suppress(PenstockError):  # only metrics need it
+            self._older_bytes = self.log.size_bytes() - self.log.segment_bytes
         self._unreplayed = min(frames, CHECKPOINT_FRAMES - SOON_FRAMES) if frames > SOON_FRAMES else 0
         self.gaps = recovery.gaps_at_opening(self.state, self.log, gaps)
         unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
@@ -161,6 +159,7 @@ class Partition:
     def reopen(self) -> None:
         """After a failure: rebuild the state from what is synced. Leases that were answered are appended again."""
         self._staged, self._appended = [], []
+        self.tally.undo()
         self._reset_and_open()
 
     def finish_interrupted_commit(self) -> None:
@@ -247,6 +246,7 @@ class Partition:
             except MissingBlocks as missing:
                 self._fetch(missing.offsets)
                 continue
+            self.tally.note(self.state, records, now.elapsed, command)
             self._stage(records)
             rounds -= 1
             if type(answer) is not AskAgain or rounds == 0:
@@ -262,6 +262,7 @@ class Partition:
             except MissingBlocks as missing:
                 self._fetch(missing.offsets)
             else:
+                self.tally.note_timers(self.state, records, now.elapsed)
                 self._stage(records)
                 self.became_ready = [edge for record in records if type(record) is Due for edge in record.keyed]
                 return len(records)
@@ -281,6 +282,7 @@ class Partition:
         if not self.owes_sync:
             self._answered += self._appended
             self._appended.clear()
+            self.tally.commit()
             self._partly_committed = False
             return False
         if self.log.waits_for_disk:
@@ -300,6 +302,11 @@ class Partition:
             return False
         self._clear_unsynced()
         return True
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its log. Any thread may ask."""
+        return self._older_bytes + self.log.segment_bytes
 
     @property
     def is_full(self) -> bool:
@@ -323,7 +330,7 @@ class Partition:
         failure = None
         if self.can_sync:
             try:
-                self.log.sync()
+                self.tally.time_sync(self._clock, self.log.sync)
             except StorageFailed as error:
                 failure = error
         self.end_commit(failure)
@@ -361,7 +368,7 @@ class Partition:
             return  # the turn is stored; maintenance failed
         try:
             if self.log.durability == "interval":
-                self.log.force_sync()
+                self.tally.time_sync(self._clock, self.log.force_sync)
             else:
                 self.log.sync()
             self._clear_unsynced()
@@ -394,6 +401,8 @@ class Partition:
 
     def _clear_unsynced(self) -> None:
         """Forget the unsynced records: everything appended is synced."""
+        if not self._staged:
+            self.tally.commit()
         self.owes_sync = False
         self._appended.clear()
         self._answered.clear()
@@ -473,6 +482,7 @@ class Partition:
         group = (self.log.sequence, staged, self._turn)
         self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
         self._segment_room -= size
+        self.tally.written += size
         self._free_space.used(size)
         self._unreplayed += len(drafts)
 
@@ -497,8 +507,9 @@ class Partition:
         """Begin a new segment with a Base. A large Base makes larger segments, so that few writes are Bases."""
         state = self.state
         state.ttl.keep(lambda entry: state.completed.missing(entry.start, entry.stop))  # resolved items need no ttl
-        body = base.dump(state)
+        body, full = base.dump(state), self.log.segment_bytes
         self.log.rotate(codec.base_draft(body, self._turn, self.state.next_offset))
+        self._older_bytes += full
         self._clear_unsynced()
         self._unreplayed = 0
         self._plan_rotation(len(body), state.next_offset, self._turn.elapsed)
@@ -551,15 +562,7 @@ class Partition:
         return self._schedule.next(retention, self._rotate_at(), self.records_applied)
 
     def _rotate_at(self) -> int | None:
-        """When the newest segment is closed because of its age; None when it holds no items."""
-        state = self.state
-        if state.next_offset == self._segment_base:
-            return None
-        retention = state.policy.retention
-        when = self._segment_started + rotation_age(retention, self._segment_age)
-        if retention.max_segments:  # the rotation may delete its items: they must be older than max_age
-            when = max(when, state.moment.elapsed + retention.max_age)
-        return when
+        return rotation_time(self.state, self._segment_base, self._segment_started, self._segment_age)
 
     def apply_due_retention(self) -> None:
         """Commit, then close the newest segment if it is old and delete old items. The commit stays if that fails."""
@@ -569,15 +572,9 @@ class Partition:
 
     def _retain_due(self) -> None:
         now, rotate_at = self.now().elapsed, self._rotate_at()
-        if (rotate_at is not None and rotate_at <= now) or self._should_rotate_for_rewrite(now):
+        if (rotate_at is not None and rotate_at <= now) or should_rotate_for_rewrite(self.log.segments(), self.state, now):
             self._rotate()
         self._retain(drops=DROPS_AT_ONCE)
-
-    def _should_rotate_for_rewrite(self, now: int) -> bool:
-        """Whether a new segment would allow a useful rewrite of the second-newest one: an idle queue begins none."""
-        segments = self.log.segments()
-        chosen = plan_retention(segments, self.state, self.state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
-        return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
 
     def _retain(self, *, thorough: bool = False, drops: int = 1 << 30) -> RetentionResult:
         """Run retention. The record is synced before files change, so that a crash in between loses no item."""
@@ -593,10 +590,13 @@ class Partition:
             self.dropped_buried.append(DroppedBuried(count(buried), buried[0], buried[-1] - 1))
         size = self.log.rewrite(chosen.first, chosen.last, chosen.keep) if chosen.rewrites else 0
         size += self.log.drop(chosen.drop) if chosen.drop else 0
+        rewritten = chosen.last - chosen.first + 1
         if size:
             self._items.clear()
+            self._older_bytes = max(0, self._older_bytes - size)
+            self.tally.note_retention(size, chosen.drop + max(0, rewritten - 1))
         self._schedule.note_run(self.log.segments(), now, retention, self.records_applied, chosen)
-        return RetentionResult(chosen.drop, chosen.last - chosen.first + 1, count(chosen.forget), size, count(buried))
+        return RetentionResult(chosen.drop, rewritten, count(chosen.forget), size, count(buried))
 
     # -- reading -------------------------------------------------------------------------------------
 

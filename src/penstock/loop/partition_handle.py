@@ -14,6 +14,7 @@ from penstock.logs.log import Log
 from penstock.loop.partition import Partition
 from penstock.loop.recovery import elapsed_shift
 from penstock.loop.requests import Request
+from penstock.loop.tally import Tally
 from penstock.rules.calls import CallMemory
 from penstock.rules.commands import Pause
 from penstock.rules.state import State
@@ -72,6 +73,7 @@ class PartitionHandle:
         self.summary = summary
         """The summary of a closed partition. None: it must be opened to learn anything."""
         self.partition: Partition | None = None
+        self.tally = Tally()
         self.error: PenstockError | None = None
         self.fences_ready = True
         """Whether its fences are put up, so that it may take items of every slot it owns."""
@@ -242,6 +244,7 @@ class PartitionHandle:
         wait = min(LAST_WAIT, FIRST_WAIT * GROWTH**self._failures)
         wait *= 1 + JITTER * (2 * self._chance() - 1)
         self._failures = min(self._failures + 1, 20)
+        self.tally.failures += 1
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
@@ -279,6 +282,7 @@ class PartitionHandle:
         """Mark it as slow, and so as failing, when it has been in I/O for SLOW_AFTER."""
         if self.is_worth_waiting_for and now >= self.slow_at(last_io_end):
             self.slow = True
+            self.tally.slow += 1
             self.error = StorageFailed(
                 f"its disk has not answered for {(now - self.slow_at(last_io_end) + self._slow_after) / SECOND:.1f} s"
             )
@@ -294,6 +298,8 @@ class PartitionHandle:
     def after_sync(self, failure: StorageFailed | None) -> None:
         """End its commit after the sync of its log, in the thread that did it; an error is kept in `io_error`."""
         assert self.partition is not None
+        if self.log.waits_for_disk:
+            self.tally.sync_durations.add(self._clock.read().elapsed - self.io_began_at)
         try:
             self.partition.end_commit(failure)
         except PenstockError as error:
@@ -358,7 +364,9 @@ class PartitionHandle:
     def reopen(self) -> None:
         """Open it, or reopen it after a failure."""
         if self.partition is None:
-            self.partition = self._open_partition(self.number, self.on_replayed)
+            partition = self._open_partition(self.number, self.on_replayed)
+            partition.tally = self.tally
+            self.partition = partition
             self.was_opened = True
         elif self.partition.failed:
             self.partition.reopen()

@@ -53,7 +53,8 @@ class PartitionSet:
         """The elapsed time at the start of the turn."""
         self.wants_turn = False
         """Whether another turn has something to do now."""
-        self.produced = 0
+        self.answered: list[Request] = []
+        """Requests answered by the last turn."""
         self.touched: list[PartitionHandle] = []
         """Partitions that this turn used."""
         self.closed: dict[int, PartitionHandle] = {}
@@ -229,7 +230,13 @@ class PartitionSet:
         try:
             step(request)
         except PenstockError as error:
-            request.finish(error=error)
+            self.answer_now(request, error=error)
+
+    def answer_now(self, request: Request, answer: Any = None, error: PenstockError | None = None) -> None:
+        """Send an answer that waits for no commit."""
+        if not request.done:
+            self.answered.append(request)
+            request.finish(answer, error)
 
     def unresolved(self, *, with_bytes: bool = False) -> tuple[int, int]:
         """Unresolved items and about how many bytes they take; of a partition that is not usable, the last known."""

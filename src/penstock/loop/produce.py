@@ -242,7 +242,8 @@ class ProduceStep:
         assert isinstance(stored, Stored)
         if len(stored.offsets) != len(command.batch):
             return StoredPart(number, indexes, None, OTHER_ITEMS)
-        partitions.produced += stored.count
+        if stored.ids is not None:
+            handle.tally.note_duplicates(len(command.batch) - stored.count)
         return StoredPart(number, indexes, stored)
 
     # -- repetitions ---------------------------------------------------------------------------------

@@ -71,6 +71,15 @@ class RetentionResult(NamedTuple):
         return f"{self.size_bytes:,} bytes freed: {done}"
 
 
+class DroppedBuried(NamedTuple):
+    """Buried items that one run of retention deleted."""
+
+    items: int
+    first: int
+    last: int
+    """Offsets of the first and the last."""
+
+
 def plan_retention(
     segments: Sequence[SegmentFacts],
     state: State,
@@ -111,6 +120,12 @@ def plan_retention(
         pinned = drop
     forget.remove_all(state.dropped.runs)
     return RetentionPlan(drop, drop, pinned - 1, keep, forget.runs, more, held_until)
+
+
+def should_rotate_for_rewrite(segments: Sequence[SegmentFacts], state: State, now: int) -> bool:
+    """Whether a new segment would allow a useful rewrite of the second-newest one: an idle queue begins none."""
+    chosen = plan_retention(segments, state, state.policy.retention, now, drops=DROPS_AT_ONCE, untouched=UNTOUCHED - 1)
+    return chosen.rewrites and chosen.last >= len(segments) - UNTOUCHED
 
 
 def _over(segments: Sequence[SegmentFacts], retention: Retention) -> int:
@@ -185,6 +200,17 @@ def rotation_age(retention: Retention, segment_age: int = SEGMENT_AGE) -> int:
     if not retention.max_age or retention.max_segments:
         return segment_age
     return min(segment_age, max(retention.max_age // 20, LEAST_ROTATION_AGE))
+
+
+def rotation_time(state: State, base_offset: int, started: int, segment_age: int) -> int | None:
+    """When the newest segment, which began at that offset and time, is closed for its age; None: it has no items."""
+    if state.next_offset == base_offset:
+        return None
+    retention = state.policy.retention
+    when = started + rotation_age(retention, segment_age)
+    if retention.max_segments:  # the rotation may delete its items: they must be older than max_age
+        when = max(when, state.moment.elapsed + retention.max_age)
+    return when
 
 
 def recheck_age(retention: Retention) -> int:

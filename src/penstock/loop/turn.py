@@ -38,8 +38,6 @@ class QueueEngine(CommitTracker):
         super().__init__(setup, router)
         self.next_run: int | None = None
         """When the queue needs a turn even without a request."""
-        self.buried_dropped = 0
-        """Buried items that retention deleted since the queue was opened."""
         self.waiting_for_items: list[requests.AwaitRequest] = []
         """Requests that are answered when there are new items. (Waiting leases are in `lease_step.waiting`.)"""
         self.apply_recorded_shape: Callable[[], None] = lambda: None
@@ -150,7 +148,7 @@ class QueueEngine(CommitTracker):
                 same = other.calls and other.calls[0].session == session and other is not repetition
                 if same and other.entered_at <= repetition.entered_at:
                     other.cancelled = True
-                    other.finish(error=OutcomeUnknown("this call was repeated; its repetition gives the answer"))
+                    self.answer_now(other, error=OutcomeUnknown("this call was repeated; its repetition gives the answer"))
 
     def _in_order(self, taken: Sequence[Request]) -> Sequence[Request]:
         return sorted(taken, key=self._rank) if len(taken) > 1 else taken
@@ -185,7 +183,7 @@ class QueueEngine(CommitTracker):
                 if known is None:
                     whole.append(request)
             elif request.give_up_at and request.give_up_at <= self.now:
-                request.finish(error=request.outcome_after(self._not_reached(needs)))
+                self.answer_now(request, error=request.outcome_after(self._not_reached(needs)))
             else:
                 request.deferred = True
                 deferred.append(request)
@@ -361,9 +359,9 @@ class QueueEngine(CommitTracker):
             if request.cancelled:
                 continue
             if any(handle.next_offset > request.offsets.get(handle.number, 0) for handle in self.handles.values()):
-                request.finish(True)
+                self.answer_now(request, True)
             elif request.deadline <= self.now:
-                request.finish(False)
+                self.answer_now(request, False)
             else:
                 still.append(request)
         self.waiting_for_items[:] = still
@@ -442,10 +440,9 @@ class QueueEngine(CommitTracker):
             self.next_run = min(ends, default=None)
 
     def _log_maintenance(self, number: int, partition: Partition) -> None:
-        """Log and count the buried items that retention deleted, and log a failure of file maintenance."""
+        """Log the buried items that retention deleted, and a failure of file maintenance."""
         about = log_fields(queue=self.name, partition=number)
         for taken in partition.dropped_buried:
-            self.buried_dropped += taken.items
             first, last = format_id(number, taken.first), format_id(number, taken.last)
             message = "retention of queue %r dropped %d buried items of partition %s (%s to %s): they were not redriven or cleared in time"
             _log.warning(message, self.name, taken.items, number, first, last, extra=about)

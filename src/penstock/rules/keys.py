@@ -168,7 +168,7 @@ class KeyLine:
 class KeyLines:
     """All keys that are held or have waiting items."""
 
-    __slots__ = ("by_key", "fences", "free_heads", "freed")
+    __slots__ = ("by_key", "fences", "free_heads", "freed", "parked")
 
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
@@ -178,6 +178,8 @@ class KeyLines:
         """key → the number of the lease that holds it, or its line."""
         self.free_heads: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: a heap of (position, offset, key) of heads that may be leased."""
+        self.parked: set[int] = set()
+        """The keys that buried items hold. Not stored."""
 
     def take_freed(self) -> list[int] | None:
         """The keys that became free since the last call; None at the first call."""
@@ -249,6 +251,10 @@ class KeyLines:
 
     def update_head(self, key: int, line: KeyLine) -> None:
         """After a change of a line: if it is free, remove it when empty, or add its head unless that is fenced."""
+        if line.parked:
+            self.parked.add(key)
+        elif self.parked:
+            self.parked.discard(key)
         if line.busy:
             return
         if self.freed is not None:

@@ -20,12 +20,14 @@ EPOCH_SHIFT = 40
 
 
 class LiveLease:
-    __slots__ = ("_items_per_key", "_open", "completed", "consumer", "count", "deadline", "given", "number", "size", "timeout")
+    __slots__ = ("_items_per_key", "_open", "completed", "consumer", "count", "deadline", "given", "leased_at", "number", "size", "timeout")
 
     def __init__(self, record: Leased) -> None:
         self.number = record.lease
         self.deadline = record.deadline
         self.timeout = record.timeout
+        self.leased_at = record.deadline - record.timeout
+        """When it was given, by elapsed time. Not stored: after a replay from a Base, when it was last extended."""
         self.consumer = record.consumer
         self.given = _given(record)
         self.size = self.count = sum([stop - start for start, stop, _, _ in self.given])

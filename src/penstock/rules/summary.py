@@ -43,6 +43,7 @@ class Summary(msgspec.Struct, array_like=True):
     moment: Moment = Moment(0, 0)
     calls_until: int = NEVER
     """The elapsed time from which on it remembers no call."""
+    parked_keys: int = 0
 
     @property
     def ready(self) -> int:
@@ -87,6 +88,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         clock_shift=state.clock_shift,
         moment=state.moment,
         calls_until=state.calls.latest_deadline(),
+        parked_keys=len(state.keys.parked),
     )
 
 

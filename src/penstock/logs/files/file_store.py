@@ -167,6 +167,14 @@ class FileStore:
         """The process that owns the broker, as it described itself; None when no process does."""
         return read_holder(self.files, self.name) if self.inbox.has_owner() else None
 
+    def free_bytes(self) -> dict[int, int]:
+        """Number of a storage root → its free space; without those that cannot be asked."""
+        found = {}
+        for number, root in enumerate(self.roots):
+            with suppress(OSError):
+                found[number] = self.files.free_bytes(root.path)
+        return found
+
     def note_opened(self) -> None:
         """The opening of the broker has ended, and not by the end of its process."""
         for lock in self._locks:

@@ -99,7 +99,7 @@ class LogReader:
         return self._repeat(lambda: self._readable_range(*reached()))
 
     def size_bytes(self) -> int:
-        return self._repeat(lambda: sum(self._segments.segment(name).size for name in self._segments.names))
+        return self._repeat(lambda: sum(self._segments.size_bytes(name) for name in self._segments.names))
 
     def offset_at(self, wall: int, offset: int) -> int:
         """The offset of the first item written at or after a time (see log.py); `offset` if there is none."""

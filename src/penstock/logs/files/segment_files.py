@@ -158,6 +158,17 @@ class SegmentFiles:
                 self._facts[name] = known
         return known
 
+    def size_bytes(self, name: SegmentName) -> int:
+        """The size of a segment. One that is not open does not stay open."""
+        known = self._newest if self._newest is not None and name == self._newest.name else self._older.get(name)
+        if known is not None:
+            return known.size
+        handle = self._files.open(self.path(name) + LOG, "read")
+        try:
+            return self._files.size(handle)
+        finally:
+            self._files.close(handle)
+
     def path(self, name: SegmentName) -> str:
         """The path of a segment's files, without their suffix."""
         return f"{self.directory}/{name}"
