@@ -15,11 +15,13 @@ from penstock import operations
 from penstock.broker.directory_client import DirectoryClient
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.broker.shared import SharedBroker
+from penstock.broker.targets import open_home
 from penstock.logs.log import SEGMENT_BYTES, ReadableLog
 from penstock.logs.store import Staging
 from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, answer_type
 from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError
+from tests.server.conftest import serve
 
 OPTIONS: dict[str, Any] = {"durability": "fsync", "segment_bytes": SEGMENT_BYTES, "compression": True, "entropy": os.urandom}
 
@@ -35,6 +37,9 @@ def open_shared_owner(stack: ExitStack, target: str) -> tuple[SharedBroker, Embe
 
 class HomeUnderTest:
     """A new broker, and a home through which it is used."""
+
+    has_files = True
+    """Whether the home reaches the broker's files."""
 
     def __init__(self, folder: Path) -> None:
         self.stack = ExitStack()
@@ -96,6 +101,17 @@ class OwnerHomeUnderTest(HomeUnderTest):
         self.home, self.owner = open_shared_owner(self.stack, self.target(folder))
 
 
+class HttpHomeUnderTest(HomeUnderTest):
+    """A directory that a server owns (here: one of this process), over HTTP."""
+
+    has_files = False
+
+    def open(self, folder: Path) -> Home:
+        home = open_home(self.stack.enter_context(serve(self.owner)).url)
+        self.stack.callback(home.close)
+        return home
+
+
 HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
     "memory": MemoryHomeUnderTest,
     "directory": DirectoryHomeUnderTest,
@@ -103,6 +119,7 @@ HOMES: dict[str, Callable[[Path], HomeUnderTest]] = {
     "files": FilesHomeUnderTest,
     "owner": OwnerHomeUnderTest,
     "client": ClientHomeUnderTest,
+    "http": HttpHomeUnderTest,
 }
 
 

@@ -118,6 +118,9 @@ SAMPLES: list[Operation[Any]] = [
 ]
 
 
+WITH_FILES = [name for name, made in HOMES.items() if getattr(made, "has_files", True)]
+
+
 @pytest.fixture(params=list(HOMES))
 def home_under_test(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[HomeUnderTest]:
     home_under_test = HOMES[request.param](tmp_path)
@@ -331,9 +334,14 @@ def test_items_are_read_and_a_cursor_is_kept(home: Home) -> None:
     assert home.call(AwaitItems(queue=queue, start={0: 3}, wait=1)) is False
 
 
-def test_the_log_has_the_published_items(home: Home) -> None:
+def test_the_log_has_the_published_items(home_under_test: HomeUnderTest) -> None:
+    home = home_under_test.home
     queue = create(home)
     produce(home, queue, "a", "b")
+    if not home_under_test.has_files:
+        with pytest.raises(InvalidRequest, match="run this where the server's directory is"):
+            home.log(queue, 0)
+        return
     with closing(home.log(queue, 0)) as log:
         published = log.readable_range()
         assert (published.start, published.end) == (0, 2) and published.sequence > 0
@@ -369,6 +377,17 @@ def test_a_stream_takes_grants_and_completes_them(home: Home) -> None:
     assert texts(lease(home, queue)) == ["c"]
 
 
+def test_a_home_without_files_refuses_staged_writes(tmp_path: Path) -> None:
+    (name,) = [name for name, made in HOMES.items() if not getattr(made, "has_files", True)]
+    with (under_test := HOMES[name](tmp_path)).stack:
+        queue = create(under_test.home)
+        write = PublishWrite(queue=queue, write="w", source="job", number=1, parts=[])
+        for verb in (under_test.home.staging, lambda: under_test.home.call(write), lambda: under_test.home.submit(write)):
+            with pytest.raises(InvalidRequest, match="run this where the server's directory is"):
+                verb()
+
+
+@pytest.mark.parametrize("home_under_test", WITH_FILES, indirect=True)
 def test_a_staged_write_becomes_items_once(home_under_test: HomeUnderTest) -> None:
     home, queue = home_under_test.home, create(home_under_test.home)
     query = FindWrite(queue=queue, source="job", number=1)
@@ -471,6 +490,7 @@ def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) 
 # -- what goes wrong -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("home_under_test", WITH_FILES, indirect=True)
 def test_a_write_whose_parts_are_gone_is_not_published(home_under_test: HomeUnderTest) -> None:
     """Else its items would be taken for stored."""
     home, queue, staging = home_under_test.home, create(home_under_test.home), home_under_test.home.staging()

@@ -4,6 +4,7 @@ Owns: the checks, `ListedItem`, and the ids and errors that `produce` returns an
 raises `InvalidRequest` here, before anything is sent.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
@@ -93,6 +94,20 @@ def check_text(name: str, given: object) -> str:
     if not isinstance(given, str):
         raise InvalidRequest(f"{name} is {type(given).__name__}; give a text")
     return given
+
+
+def optional_text(name: str, given: object) -> str | None:
+    """A secret is not repeated in the message."""
+    return None if given is None else check_text(name, given)
+
+
+def optional_path(name: str, given: object) -> str | None:
+    if given is None:
+        return None
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest(f"{name} is {given!r:.80}; give the path of a file")
+    return path
 
 
 def partition_number(partition: int | None) -> int | None:

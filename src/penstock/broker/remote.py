@@ -1,8 +1,6 @@
 """The home of a broker that another process owns: sends operations to the owner and gives its answers.
 
-Owns: `RemoteBroker`. Each operation that changes something is a call of a session, so it can be sent again when the
-connection is lost, without being done twice: a session has one call at a time, and the logs remember its newest call
-(rules/). Concurrent calls use several sessions. A session whose call ended without a known outcome is not used again.
+Owns: `RemoteBroker`. Calls can be sent again without being done twice (broker/remote_calls.py).
 When the connection is lost, one thread makes another (`reconnect`, which in a shared directory may make this process
 the owner: broker/shared.py). Calls without an answer are sent again until their own deadlines.
 A submitted call (async callers) is sent once on each connection: `_changing` guards that.
@@ -10,7 +8,6 @@ Leases are extended by the same thread, at a third of their time.
 """
 
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -18,99 +15,39 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import msgspec
-
 from penstock.broker.inbox import publish_write
+from penstock.broker.remote_calls import REPEAT_SECONDS, LeaseExtensions, RemoteCall, Sessions, items_to_return
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import ReadStore, Staging
-from penstock.loop.requests import SettlePart
-from penstock.operations import (
-    TIMEOUT,
-    A,
-    AnswerCallback,
-    AwaitItems,
-    Cancel,
-    ClearItems,
-    CompactQueue,
-    DeleteQueue,
-    LeaseItems,
-    Operation,
-    PublishLog,
-    PublishWrite,
-    Query,
-    ReadHistory,
-    RedriveItems,
-    ReleaseCursor,
-    ResizeQueue,
-    SeekItems,
-    SettleItems,
-    submit_at_once,
-)
+from penstock.operations import A, AnswerCallback, Cancel, LeaseItems, Operation, PublishLog, PublishWrite, submit_at_once
 from penstock.rules.commands import Call
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
-from penstock.words.clock import MILLISECOND, SECOND, Clock
-from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, Refused, broker_closed_error, caused_by_bug
+from penstock.words.clock import Clock
+from penstock.words.errors import BrokerClosed, PenstockError, broker_closed_error, caused_by_bug
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
-GRACE = 5 * SECOND
-"""The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
-SHORT_GRACE = SECOND
-"""The same for other operations: at its deadline the owner says why it was not done (`QueueFull`, say)."""
 RECONNECT_SECONDS = 0.01
 FAILURE_SECONDS = 0.5
 """How long to wait after this process could not open the directory, before it is tried again."""
-PROMPT = 100 * MILLISECOND
-"""A call that is sent within this time has its whole wait."""
-REPEAT_SECONDS = 0.05
-"""How long to wait before a repetition that the owner could not run yet is sent again."""
 TICK_SECONDS = 0.1
 """How often deadlines of submitted calls and leases to extend are looked at, while there are any."""
-LONG = 10 * TIMEOUT
-"""How long an operation may take that goes through a whole queue or its files."""
-LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
-SESSION_BYTES = 16
 
 
-class RemoteCall:
-    """One operation on its way to the owner, perhaps sent several times."""
+class SubmittedCall(RemoteCall):
+    """A call with a callback."""
 
-    __slots__ = ("_wait", "began", "call", "deadline", "done", "ended", "is_passed_on", "operation", "sendings", "sent", "where")
+    __slots__ = ("done", "ended", "sent", "where")
 
-    def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback | None = None) -> None:
-        self.operation = operation
-        self.call = call
-        self.is_passed_on = operation.call is not None
-        """Whether it is a call of another client's session."""
-        self.began = now
-        self._wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
-        waits = isinstance(operation, LeaseItems | AwaitItems)
-        self.deadline = now + self._wait + (GRACE if waits else SHORT_GRACE)
+    def __init__(self, operation: Operation[Any], call: Call | None, now: int, done: AnswerCallback) -> None:
+        super().__init__(operation, call, now)
         self.done = done
-        self.sendings = 0
-        """How often it was sent."""
         self.sent: SentCall | None = None
-        """Of a submitted call: its last sending."""
+        """Its last sending."""
         self.where: WireConnection | None = None
         """The connection of that sending; None: it is to be sent."""
         self.ended = False
-        """Whether a submitted call was answered or cancelled."""
-
-    def prepared(self, now: int) -> Operation[Any]:
-        """The operation to send: marked as a repetition if it was sent before, and with the rest of its wait."""
-        self.sendings += 1
-        changes: dict[str, Any] = {"call": self.call}
-        if self.sendings == 1 and now - self.began < PROMPT:
-            return msgspec.structs.replace(self.operation, **changes)
-        if self.call is not None and self.sendings > 1:
-            changes["call"] = Call(self.call.session, self.call.number, True, self.call.age + now - self.began)
-        if hasattr(self.operation, "wait"):
-            changes["wait"] = max(0, self.began + self.operation.wait - now)
-        return msgspec.structs.replace(self.operation, **changes)
-
-    def may_be_repeated(self, sent: SentCall, now: int) -> bool:
-        """Whether the owner could not tell what became of a repetition, for now: it opens or waits for a partition."""
-        return self.sendings > 1 and now < self.deadline and _is_unknown(sent)
+        """Whether it was answered or cancelled."""
 
 
 class RemoteBroker:
@@ -136,13 +73,10 @@ class RemoteBroker:
         """Held for moments, to change the connection, or a submitted call."""
         self._connection: WireConnection | None = connection
         connection.on_late_lease = self._return_items
-        self._free_sessions: list[Call] = []
-        """The last call of each session that no call uses now."""
-        self._submitted: dict[int, RemoteCall] = {}
+        self._sessions = Sessions()
+        self._submitted: dict[int, SubmittedCall] = {}
         """Calls with a callback that have no answer yet, by id."""
-        self._extended: dict[tuple[int, int, int], tuple[float, int]] = {}
-        """(queue, partition, lease) → (seconds of the lease, when to extend it next)."""
-        self._extending = False
+        self._extended = LeaseExtensions()
         self._failure: PenstockError | None = None
         """Why no connection can be made: it ends calls that were not sent yet."""
         self._forked = False
@@ -160,16 +94,18 @@ class RemoteBroker:
         if isinstance(operation, PublishWrite):
             published: A = publish_write(self._store().inbox, operation)  # type: ignore[assignment]
             return published
-        remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed)
+        remote = RemoteCall(operation, self._sessions.take(operation), self.clock.read().elapsed)
         connection, sent = None, SentCall(type(operation))
         try:
             while True:
                 connection = self._wait_for_connection(remote)
-                connection.send(remote.prepared(self.clock.read().elapsed), sent, remote.deadline)
+                prepared = remote.prepared(self.clock.read().elapsed)
+                remote.sendings += 1
+                connection.send(prepared, sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
                 now = self.clock.read().elapsed
-                if sent.done and not remote.may_be_repeated(sent, now):
-                    self._give_session_back(remote, sent)
+                if sent.done and not remote.may_be_repeated(sent.outcome, now):
+                    self._sessions.give_back(remote, sent.outcome)
                     if sent.error is not None:
                         raise sent.error
                     answer: A = sent.answer
@@ -193,7 +129,7 @@ class RemoteBroker:
             self._check_open()
         if isinstance(operation, PublishWrite):
             return submit_at_once(self.call, operation, done)
-        remote = RemoteCall(operation, self._take_session(operation), self.clock.read().elapsed, done or _ignore)
+        remote = SubmittedCall(operation, self._sessions.take(operation), self.clock.read().elapsed, done or _ignore)
         with self._changing:
             self._submitted[id(remote)] = remote
         self._send_submitted(remote)
@@ -201,7 +137,7 @@ class RemoteBroker:
             self._wake()
         return lambda: self._cancel(remote)
 
-    def _send_submitted(self, remote: RemoteCall) -> None:
+    def _send_submitted(self, remote: SubmittedCall) -> None:
         """Send a submitted call on the present connection, unless it was sent on it already.
 
         When the connection is lost, the call is sent again on the next one.
@@ -213,6 +149,7 @@ class RemoteBroker:
             remote.where = connection
             remote.sent = sent = SentCall(type(remote.operation), lambda sent: self._answered(remote, sent))
             operation = remote.prepared(self.clock.read().elapsed)
+            remote.sendings += 1
         try:
             connection.send(operation, sent, None)
         except PenstockError as error:
@@ -223,24 +160,24 @@ class RemoteBroker:
         if connection.has_unsent:
             self._wake()
 
-    def _answered(self, remote: RemoteCall, sent: SentCall) -> None:
+    def _answered(self, remote: SubmittedCall, sent: SentCall) -> None:
         """A sending of a submitted call was answered, or lost with its connection."""
         with self._changing:
             if remote.sent is not sent or (sent.lost and not self._closed and not remote.ended):
                 return  # a lost call is sent again on the next connection
             cancelled = remote.ended
-            if not cancelled and sent.done and remote.may_be_repeated(sent, self.clock.read().elapsed):
+            if not cancelled and sent.done and remote.may_be_repeated(sent.outcome, self.clock.read().elapsed):
                 remote.where = None  # the thread that looks at deadlines sends it again
                 return
         if cancelled:
             self._return_items(sent)
         elif sent.done:
-            self._give_session_back(remote, sent)
-            self._end(remote, sent.answer if sent.error is None else sent.error)
+            self._sessions.give_back(remote, sent.outcome)
+            self._end(remote, sent.outcome)
         else:
             self._end(remote, broker_closed_error())
 
-    def _end(self, remote: RemoteCall, answer: Any) -> None:
+    def _end(self, remote: SubmittedCall, answer: Any) -> None:
         """End a submitted call with its answer or error, once."""
         with self._changing:
             if remote.ended:
@@ -248,12 +185,11 @@ class RemoteBroker:
             remote.ended = True
             self._submitted.pop(id(remote), None)
         try:
-            assert remote.done is not None
             remote.done(answer)
         except Exception:  # a mistake of the caller must not end the thread that reads for others
             _log.exception("a callback for the answer to %s failed", type(remote.operation).__name__)
 
-    def _cancel(self, remote: RemoteCall) -> None:
+    def _cancel(self, remote: SubmittedCall) -> None:
         with self._changing:
             answered, remote.ended = remote.ended, True
             self._submitted.pop(id(remote), None)
@@ -266,17 +202,16 @@ class RemoteBroker:
     def _return_items(self, sent: SentCall) -> None:
         """Return items that were leased for a call that nobody waits for any more."""
         if sent.kind is LeaseItems and sent.answer:
-            parts = [SettlePart(one.partition, one.granted.lease) for one in sent.answer]
             with suppress(PenstockError):
-                self.submit(SettleItems(queue=sent.queue, action="retry", parts=parts, counted=False))
+                self.submit(items_to_return(sent.queue, sent.answer))
 
     def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self._extended[queue, partition, lease] = seconds, self.clock.read().elapsed + int(seconds * SECOND / 3)
+        self._extended.add((queue, partition, lease), seconds, self.clock.read().elapsed)
         if not self._ticking:
             self._wake()
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
-        self._extended.pop((queue, partition, lease), None)
+        self._extended.remove((queue, partition, lease))
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         self.call(PublishLog(queue=queue, partition=partition))
@@ -315,25 +250,6 @@ class RemoteBroker:
         for one in (self._wake_receiver, self._wake_sender):
             one.close()
 
-    # -- sessions ------------------------------------------------------------------------------------
-
-    def _take_session(self, operation: Operation[Any]) -> Call | None:
-        """The next call of a session that is free, or the first of a new one; None for a query.
-
-        A server passes on the operations of its clients: these are calls of the client's sessions already.
-        """
-        if isinstance(operation, Query) or operation.call is not None:
-            return operation.call
-        try:
-            last = self._free_sessions.pop()
-        except IndexError:
-            return Call(os.urandom(SESSION_BYTES), 1)
-        return Call(last.session, last.number + 1)
-
-    def _give_session_back(self, remote: RemoteCall, sent: SentCall) -> None:
-        if remote.call is not None and not remote.is_passed_on and not _is_unknown(sent):
-            self._free_sessions.append(remote.call)
-
     # -- the connection ------------------------------------------------------------------------------
 
     def _wait_for_connection(self, remote: RemoteCall) -> WireConnection:
@@ -349,11 +265,7 @@ class RemoteBroker:
 
     def _no_answer(self, remote: RemoteCall) -> PenstockError:
         """The error of a call at its deadline."""
-        waited = (self.clock.read().elapsed - remote.began) / SECOND
-        what = f"{self._describe_owner()} has not answered for {waited:.1f} s"
-        if remote.call is None or not remote.sendings:
-            return QueueBusy(f"{what}; nothing was done, try again in a moment")
-        return OutcomeUnknown(f"{what}; repeat with the same request id, or look what became of it")
+        return remote.no_answer_error(self._describe_owner(), self.clock.read().elapsed)
 
     def _watch(self) -> None:
         while not self._closed:
@@ -437,31 +349,14 @@ class RemoteBroker:
 
     def _extend_leases(self) -> None:
         """Extend the leases that are due, one call for each queue."""
-        now = self.clock.read().elapsed
-        due = [(lease, seconds) for lease, (seconds, when) in [*self._extended.items()] if when <= now]
-        if not due or self._extending:
-            return
-        self._extending = True
-        for queue in {lease[0] for lease, _ in due}:
-            leases = [lease for lease, _ in due if lease[0] == queue]
-            parts = [SettlePart(partition, lease) for _, partition, lease in leases]
-            operation = SettleItems(queue=queue, action="extend", parts=parts)
-            with suppress(PenstockError):
-                self.submit(operation, lambda answer, leases=leases: self._extended_leases(leases, answer))  # type: ignore[misc]
+        for operation, leases in self._extended.due(self.clock.read().elapsed):
+            try:
+                self.submit(operation, lambda outcome, leases=leases: self._extended_leases(leases, outcome))  # type: ignore[misc]
+            except PenstockError as error:
+                self._extended_leases(leases, error)
 
-    def _extended_leases(self, leases: list[tuple[int, int, int]], answer: Any) -> None:
-        self._extending = False
-        now = self.clock.read().elapsed
-        for index, lease in enumerate(leases):
-            if lease not in self._extended:
-                continue
-            seconds, _ = self._extended[lease]
-            if isinstance(answer, PenstockError):
-                self._extended[lease] = seconds, now + 100 * MILLISECOND
-            elif isinstance(answer[index], Refused) and not answer[index].error().retryable:
-                self._extended.pop(lease, None)  # it has ended: its holder learns that when it settles
-            else:
-                self._extended[lease] = seconds, now + int(seconds * SECOND / 3)
+    def _extended_leases(self, leases: list[tuple[int, int, int]], outcome: Any) -> None:
+        self._extended.answered(leases, outcome, self.clock.read().elapsed)
 
     def _wake(self) -> None:
         with suppress(OSError):
@@ -474,15 +369,6 @@ class RemoteBroker:
             raise BrokerClosed("this process was forked during the call, which is its parent's; make it again here")
         if self._failure is not None and not was_sent:
             raise type(self._failure)(str(self._failure))  # its own exception for each thread: a traceback grows
-
-
-def _is_unknown(sent: SentCall) -> bool:
-    """Whether a call, or a part of it, ended without a known outcome."""
-    if sent.error is not None:
-        return isinstance(sent.error, OutcomeUnknown)
-    parts = sent.answer if isinstance(sent.answer, list) else ()
-    refusals = (part if isinstance(part, Refused) else getattr(part, "refused", None) for part in parts)
-    return any(isinstance(one, Refused) and one.code == OutcomeUnknown.code for one in refusals)
 
 
 def _ignore(answer: Any) -> None:

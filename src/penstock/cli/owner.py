@@ -14,10 +14,9 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from penstock.api._sync.broker import MIN_FREE_BYTES
 from penstock.api.arguments import wait_timeout
 from penstock.broker.shared import SharedHome
-from penstock.broker.targets import open_home
+from penstock.broker.targets import MIN_FREE_BYTES, open_home
 from penstock.cli import option_values, text_output
 from penstock.cli.command_context import OWNER_TIMEOUT, CommandContext
 from penstock.cli.command_tree import command

@@ -76,6 +76,11 @@ class SentCall:
         """Called by some thread when it is done or lost; None: a thread waits for it."""
         self._wakeup: SimpleQueue[None] | None = None if on_done is not None else SimpleQueue()
 
+    @property
+    def outcome(self) -> Any:
+        """The answer, or the error."""
+        return self.answer if self.error is None else self.error
+
     def finish(self) -> None:
         self.done = True
         if self.on_done is not None:

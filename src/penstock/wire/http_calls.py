@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.wire.messages import MAJOR, MINOR
+from penstock.operations import Operation
+from penstock.wire.messages import MAJOR, MAX_MESSAGE_BYTES, MINOR
 from penstock.words.errors import InvalidRequest, PenstockError, Refused
 
 CALL_PATH = "/v1/call"
@@ -30,6 +31,18 @@ def check_version(given: str) -> None:
             f"the server speaks version {VERSION} of the protocol and this client {given[:20]!r}; "
             "use the same major version of Penstock on both sides"
         )
+
+
+def encode_operation(operation: Operation[Any]) -> bytes:
+    """InvalidRequest when it cannot be encoded, or is too large."""
+    try:
+        body = _encoder.encode(operation)
+    except (UnicodeEncodeError, TypeError, OverflowError, msgspec.MsgspecError) as error:
+        what = f"{type(operation).__name__} cannot be sent to the server ({error})"
+        raise InvalidRequest(f"{what}; give texts and numbers that can be stored") from error
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(f"the request has {len(body)} bytes, of {MAX_MESSAGE_BYTES} that are allowed; send less at a time")
+    return body
 
 
 def encode_answer(answer: Any) -> bytes:

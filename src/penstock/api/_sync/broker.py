@@ -16,16 +16,13 @@ from penstock.api.arguments import ListedItem, NamedQueue, Seconds
 from penstock.api.homes import Home, open_home
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
-from penstock.broker.targets import TargetPath
+from penstock.broker.targets import MIN_FREE_BYTES, TargetPath
 from penstock.logs.backends import Files, Root
 from penstock.logs.log import SEGMENT_BYTES, Durability
 from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
-from penstock.words.clock import Clock
+from penstock.words.clock import MILLISECOND, Clock
 from penstock.words.ids import FIRST_FOREIGN_NUMBER
-from penstock.words.limits import MAX_PARTITIONS, MIB, check_range
-
-MIN_FREE_BYTES = 32 * MIB
-"""The default space that `produce` leaves free. Completing items, and deleting old files, need some space too."""
+from penstock.words.limits import MAX_PARTITIONS, check_range
 
 
 def open(
@@ -40,12 +37,17 @@ def open(
     min_free_bytes: int = MIN_FREE_BYTES,
     segment_bytes: int = SEGMENT_BYTES,
     compression: bool = True,
+    api_key: str | None = None,
+    ca_file: str | os.PathLike[str] | None = None,
+    cert_file: str | os.PathLike[str] | None = None,
+    key_file: str | os.PathLike[str] | None = None,
+    connect_timeout: Seconds = 5,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
     files: Files | None = None,
     threaded: bool = True,
 ) -> "Broker":
-    """Open the broker of a directory, or a broker in memory, and return it.
+    """Open the broker of a directory or of a server, or a broker in memory, and return it.
 
         with penstock.open("data/") as broker:
             queue = broker.create_queue("orders", exist_ok=True)
@@ -55,14 +57,19 @@ def open(
     killed, one of the others becomes the owner, and calls that were under way are completed there. Give the same
     options in every process: those of the owner count.
 
-    target: the path of a directory, which is created if it does not exist, or "memory://". A broker in memory loses
-        everything when it is closed.
+    The broker of a server (`penstock serve`) has the same methods and the same errors. Calls whose connection is lost
+    are sent again until their own deadline, and nothing is done twice. Spark and log files need the server's directory.
+
+    target: the path of a directory, which is created if it does not exist; the address of a server, "http://host:port"
+        or "https://host:port", with a path if a proxy needs one; or "memory://". A broker in memory loses everything
+        when it is closed.
     durability: when a write counts as stored. "fsync": it is on disk and survives a power cut. "interval": the
         operating system has it, and it is synced to disk shortly after. "os": the operating system has it; it
         survives the end of this process, but not a power cut.
     roots: further directories, usually on other disks. Partitions are spread over all of them.
     wait: how long to wait for a process that owns the directory and does not answer yet, for example because it has
-        just taken over. `BrokerLocked` after that; the message names the process.
+        just taken over. `BrokerLocked` after that; the message names the process. For a server: how long to wait until
+        it answers; `BrokerClosed` after that.
     own: False: this process never becomes the owner. `BrokerClosed` if no other process is it (see `penstock own`).
     exclusive: True: be the owner and share the directory with no other process; `BrokerLocked` if another process has
         it open.
@@ -71,6 +78,12 @@ def open(
         retention still work, so that space can be freed. Default: 32 MiB.
     segment_bytes: the size at which a log file is closed and the next one begun. Default: 64 MiB.
     compression: whether items are compressed where that saves space.
+    api_key: for a server: the API key. Default: the environment variable PENSTOCK_API_KEY. It is sent with every
+        request, so use https:// beyond this machine. A pickled broker contains it.
+    ca_file: for https://: a PEM file of the certificates to trust, instead of the system's. The server's certificate
+        is always checked.
+    cert_file, key_file: for https://: the certificate of this client and its private key, if the server asks for one.
+    connect_timeout: for a server: how long to wait for a connection, each time one is made.
     clock, entropy, files: replacements for the clock, the random source and the file system, for tests. See
         `penstock.testing`.
     threaded: False is for tests of the sync API. No background thread runs: timers, retention and transfers only run
@@ -87,6 +100,11 @@ def open(
         min_free_bytes=check_range("min_free_bytes", min_free_bytes, 0, 1 << 60),
         segment_bytes=segment_bytes,
         compression=arguments.check_flag("compression", compression),
+        api_key=arguments.optional_text("api_key", api_key),
+        ca_file=arguments.optional_path("ca_file", ca_file),
+        cert_file=arguments.optional_path("cert_file", cert_file),
+        key_file=arguments.optional_path("key_file", key_file),
+        connect_timeout=arguments.bounded_duration(connect_timeout, "connect_timeout", MILLISECOND, arguments.MAX_WAIT),
         clock=clock,
         entropy=entropy,
         files=files,
@@ -96,7 +114,7 @@ def open(
 
 
 class Broker:
-    """The queues of one directory, or of memory. `penstock.open` returns it.
+    """The queues of one directory, of a server, or of memory. `penstock.open` returns it.
 
     Close it when it is no longer needed, or use it in a `with` block. Closing ends every waiting call with
     `BrokerClosed`. Later calls of the broker, its queues and its leases raise `BrokerClosed` too.

@@ -1,0 +1,181 @@
+"""Calls to a broker in another process, which may have to be sent several times.
+
+Owns: `RemoteCall`, `Sessions` and `LeaseExtensions`, which the homes share that send operations elsewhere
+(broker/remote.py, broker/http_client.py). Each operation that changes something is a call of a session, so it can be
+sent again when a connection is lost, without being done twice: a session has one call at a time, and the logs remember
+its newest call (rules/). Concurrent calls use several sessions. A session whose call ended without a known outcome is
+not used again.
+An *outcome* is an answer, or a PenstockError.
+"""
+
+import os
+from typing import Any
+
+import msgspec
+
+from penstock.loop.requests import LeaseResult, SettlePart
+from penstock.operations import (
+    TIMEOUT,
+    AwaitItems,
+    ClearItems,
+    CompactQueue,
+    DeleteQueue,
+    LeaseItems,
+    Operation,
+    Query,
+    ReadHistory,
+    RedriveItems,
+    ReleaseCursor,
+    ResizeQueue,
+    SeekItems,
+    SettleItems,
+)
+from penstock.rules.commands import Call
+from penstock.words.clock import MILLISECOND, SECOND
+from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, Refused
+
+GRACE = 5 * SECOND
+"""The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
+SHORT_GRACE = SECOND
+"""The same for other operations: at its deadline the owner says why it was not done (`QueueFull`, say)."""
+PROMPT = 100 * MILLISECOND
+"""A call that is sent within this time has its whole wait."""
+REPEAT_SECONDS = 0.05
+"""How long to wait before a repetition that the owner could not run yet is sent again."""
+LONG = 10 * TIMEOUT
+"""How long an operation may take that goes through a whole queue or its files."""
+LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
+WAITING_OPERATIONS = (LeaseItems, AwaitItems)
+"""Operations that wait for items."""
+SESSION_BYTES = 16
+NEVER = 1 << 62
+EXTEND_AGAIN = 100 * MILLISECOND
+"""When a failed extension of a lease is tried again."""
+
+
+class RemoteCall:
+    """One operation on its way, perhaps sent several times."""
+
+    __slots__ = ("began", "call", "deadline", "is_passed_on", "operation", "sendings")
+
+    def __init__(self, operation: Operation[Any], call: Call | None, now: int) -> None:
+        self.operation = operation
+        self.call = call
+        self.is_passed_on = operation.call is not None
+        """Whether it is a call of another client's session."""
+        self.began = now
+        wait: int = LONG if isinstance(operation, LONG_OPERATIONS) else getattr(operation, "wait", TIMEOUT)
+        self.deadline = now + wait + (GRACE if isinstance(operation, WAITING_OPERATIONS) else SHORT_GRACE)
+        self.sendings = 0
+        """How often it was sent; the sender counts."""
+
+    def prepared(self, now: int) -> Operation[Any]:
+        """The operation to send: marked as a repetition if it was sent before, and with the rest of its wait."""
+        changes: dict[str, Any] = {"call": self.call}
+        if not self.sendings and now - self.began < PROMPT:
+            return msgspec.structs.replace(self.operation, **changes)
+        if self.call is not None and self.sendings:
+            changes["call"] = Call(self.call.session, self.call.number, True, self.call.age + now - self.began)
+        if hasattr(self.operation, "wait"):
+            changes["wait"] = max(0, self.began + self.operation.wait - now)
+        return msgspec.structs.replace(self.operation, **changes)
+
+    def may_be_repeated(self, outcome: Any, now: int) -> bool:
+        """Whether the owner could not tell what became of a repetition, for now: it opens or waits for a partition."""
+        return self.sendings > 1 and now < self.deadline and is_unknown(outcome)
+
+    def no_answer_error(self, who: str, now: int) -> PenstockError:
+        """The error at the deadline. who: the one that did not answer."""
+        what = f"{who} has not answered for {(now - self.began) / SECOND:.1f} s"
+        if self.call is None or not self.sendings:
+            return QueueBusy(f"{what}; nothing was done, try again in a moment")
+        return OutcomeUnknown(f"{what}; repeat with the same request id, or look what became of it")
+
+
+class Sessions:
+    """The sessions of a client. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._free: list[Call] = []
+        """The last call of each session that no call uses now."""
+
+    def take(self, operation: Operation[Any]) -> Call | None:
+        """The next call of a session that is free, or the first of a new one; None for a query.
+
+        A server passes on the operations of its clients: these are calls of the client's sessions already.
+        """
+        if isinstance(operation, Query) or operation.call is not None:
+            return operation.call
+        try:
+            last = self._free.pop()
+        except IndexError:
+            return Call(os.urandom(SESSION_BYTES), 1)
+        return Call(last.session, last.number + 1)
+
+    def give_back(self, remote: RemoteCall, outcome: Any) -> None:
+        """The call has ended."""
+        if remote.call is not None and not remote.is_passed_on and not is_unknown(outcome):
+            self._free.append(remote.call)
+
+
+def is_unknown(outcome: Any) -> bool:
+    """Whether a call, or a part of it, ended without a known outcome."""
+    if isinstance(outcome, PenstockError):
+        return isinstance(outcome, OutcomeUnknown)
+    parts = outcome if isinstance(outcome, list) else ()
+    refusals = (part if isinstance(part, Refused) else getattr(part, "refused", None) for part in parts)
+    return any(isinstance(one, Refused) and one.code == OutcomeUnknown.code for one in refusals)
+
+
+def items_to_return(queue: int, leased: list[LeaseResult]) -> SettleItems:
+    """The operation that returns items which were leased for a call that nobody waits for any more."""
+    parts = [SettlePart(one.partition, one.granted.lease) for one in leased]
+    return SettleItems(queue=queue, action="retry", parts=parts, counted=False)
+
+
+class LeaseExtensions:
+    """The leases that a client extends until it is told to stop, each at a third of its time. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._extended: dict[tuple[int, int, int], tuple[float, int]] = {}
+        """(queue, partition, lease) → (seconds of the lease, when to extend it next: NEVER while that is under way)."""
+
+    def __bool__(self) -> bool:
+        return bool(self._extended)
+
+    def add(self, lease: tuple[int, int, int], seconds: float, now: int) -> None:
+        self._extended[lease] = seconds, now + int(seconds * SECOND / 3)
+
+    def remove(self, lease: tuple[int, int, int]) -> None:
+        self._extended.pop(lease, None)
+
+    def next_time(self) -> int | None:
+        """When the next lease is due; None when there is none."""
+        return min((when for _, when in [*self._extended.values()] if when != NEVER), default=None)
+
+    def due(self, now: int) -> list[tuple[SettleItems, list[tuple[int, int, int]]]]:
+        """For each queue, the operation that extends the leases which are due, and these. `answered` must follow."""
+        leases = []
+        for lease, (seconds, when) in [*self._extended.items()]:
+            if when <= now:
+                leases.append(lease)
+                self._extended[lease] = seconds, NEVER
+        found = []
+        for queue in {lease[0] for lease in leases}:
+            chosen = [lease for lease in leases if lease[0] == queue]
+            parts = [SettlePart(partition, lease) for _, partition, lease in chosen]
+            found.append((SettleItems(queue=queue, action="extend", parts=parts), chosen))
+        return found
+
+    def answered(self, leases: list[tuple[int, int, int]], outcome: Any, now: int) -> None:
+        """Take the outcome of an extension of these leases."""
+        for index, lease in enumerate(leases):
+            known = self._extended.get(lease)
+            if known is None:
+                continue
+            if isinstance(outcome, PenstockError):
+                self._extended[lease] = known[0], now + EXTEND_AGAIN
+            elif isinstance(outcome[index], Refused) and not outcome[index].error().retryable:
+                self._extended.pop(lease, None)  # it has ended: its holder learns that when it settles
+            else:
+                self.add(lease, known[0], now)
