@@ -109,7 +109,7 @@ def test_it_serves_until_a_signal_and_drains(orders_cli: CommandLine, tmp_path: 
                 program.signal(signal.SIGTERM)
                 assert client.answer(LeaseItems) == []
                 assert manager.recv(1000).decode() == "STOPPING=1\nSTATUS=draining"
-                assert program.end() == (0, "", "penstock: draining: 1 requests, 1 waiting leases\npenstock: closed\n")
+                assert program.end() == (0, "", "penstock: draining: 1 request, 1 waiting lease\npenstock: closed\n")
                 assert idle.connection.sock.recv(1) == other.connection.sock.recv(1) == b""
     assert not ready.exists() and not unix.exists()
     assert orders_cli.json("stats")["owner"] is None
@@ -127,7 +127,7 @@ def test_a_second_signal_ends_at_once(orders_cli: CommandLine) -> None:
             program.signal(signal.SIGINT)
             assert program.note().startswith("penstock: draining: ")
             program.signal(signal.SIGINT)
-            assert program.end() == (1, "", "penstock: 1 requests are ended unfinished\npenstock: closed\n")
+            assert program.end() == (1, "", "penstock: 1 request ended unfinished\npenstock: closed\n")
             with pytest.raises(OutcomeUnknown, match="the server ends; send the request again"):
                 client.answer(FindQueue)
 
