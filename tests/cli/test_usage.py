@@ -23,7 +23,7 @@ CHANGING = [
     "queue resume orders", "queue clear orders --yes", "queue seek orders 0-0", "queue compact orders", "produce orders x", "lease orders",
     "complete 0123456789abcdef.0.90000000001.0", "retry 0123456789abcdef.0.90000000001.0", "bury 0123456789abcdef.0.90000000001.0",
     "extend 0123456789abcdef.0.90000000001.0", "keys release orders a", "dead redrive orders.dead --to orders", "repair",
-    "work os.path:exists -q orders",
+    "work os.path:exists -q orders", "serve --bind 127.0.0.1:0",
 ]  # fmt: skip
 
 

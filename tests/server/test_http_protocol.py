@@ -18,6 +18,7 @@ from penstock.server.http_server import HttpServer
 from penstock.server.repeated_warnings import RepeatedWarnings
 from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import CALL_PATH, VERSION, VERSION_HEADER
+from penstock.wire.messages import decode_answer
 from penstock.words.clock import SECOND
 from penstock.words.limits import MIB
 from tests.server.conftest import address_of, serve
@@ -224,6 +225,30 @@ def test_the_whole_answer_reaches_a_client_whose_body_is_too_large() -> None:
         status, headers, _ = client.answer_of_any_kind()
         assert (status, headers["connection"]) == (413, "close")
         assert client.rest() == b""
+
+
+def test_large_bodies_in_memory_are_limited() -> None:
+    """While one is received, another is refused; then it is taken. A small one does not count."""
+    body = bytes(100_000)
+    with served(buffered_bytes=150_000) as server, raw(server) as client:
+        with raw(server, encoded(LeaseItems(), body=body)[:-1]) as first:
+            wait_until(lambda: server.requests == 1)
+            client.send(encoded(LeaseItems(), body=body))
+            assert client.answer_of_any_kind()[0] == 429
+            client.send(encoded(LeaseItems()))
+            assert client.answer_of_any_kind()[0] == 404
+            first.send(body[-1:])
+            assert first.answer_of_any_kind()[0] == 400
+        client.send(encoded(LeaseItems(), body=body))
+        assert client.answer_of_any_kind()[0] == 400
+
+
+def test_a_wait_is_shortened_to_the_limit() -> None:
+    with penstock.open("memory://") as broker, serve(broker.home, ServerLimits(request_seconds=SOON)) as server:
+        lease = LeaseItems(queue=broker.create_queue("orders").incarnation, wait=600 * SECOND)
+        with raw(server, encoded(lease)) as client:
+            status, _, body = client.answer_of_any_kind()
+            assert (status, decode_answer(LeaseItems, body)) == (200, [])
 
 
 def test_connections_beyond_the_limit_are_told_so() -> None:

@@ -205,9 +205,9 @@ def _serve(session: CommandContext, settings: ServerSettings, server: "HttpServe
     def started() -> None:
         role = "owner of the directory" if document["owner"] else "client of the directory's owner"
         facts = f"{role}, keys {'on' if document['keys'] else 'off'}, TLS {'on' if document['tls'] else 'off'}"
-        session.print_next_answer(document, f"serving {document['directory']} on {', '.join(server.urls)}: {facts}")
         if settings.ready_file:
             _write_whole(settings.ready_file, "".join(f"{url}\n" for url in server.urls))
+        session.print_next_answer(document, f"serving {document['directory']} on {', '.join(server.urls)}: {facts}")
         tell_service_manager("READY=1", f"STATUS=serving on {', '.join(server.urls)}")
 
     try:

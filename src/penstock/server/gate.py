@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from penstock.operations import Cancel, ExplainItem, FindQueue, Operation, TraceItem
 from penstock.server.access import Access, queues_in
 from penstock.server.api_keys import ApiKey
@@ -17,6 +19,7 @@ from penstock.server.audit import AUDITED, AuditLog
 from penstock.server.home_calls import HomeCalls
 from penstock.server.key_ring import KeyRing
 from penstock.server.server_limits import ServerLimits
+from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError, QueueBusy, QueueNotFound, Unauthenticated
 
 BEARER = "bearer "
@@ -50,6 +53,9 @@ class Gate:
         self._waiting: Counter[str] = Counter()
         """Waiting operations, by the id of their key."""
         self._all_waiting = 0
+        self._longest_wait = int(limits.request_seconds * SECOND)
+        self._body_bytes = 0
+        """Size of the large bodies that are in memory."""
         self._names: dict[int, str] = {}
         """Incarnation → name, of queues that keys with prefixes have named."""
         self._accesses: dict[ApiKey | None, Access] = {}
@@ -116,6 +122,17 @@ class Gate:
 
         return end_wait
 
+    def hold_body(self, size_bytes: int) -> None:
+        """Count bytes of a body that are in memory, or will be; `release_body` must follow. QueueBusy if there are too
+        many.
+        """
+        if self._body_bytes + size_bytes > self._limits.buffered_bytes:
+            raise QueueBusy("the server has too many large requests in memory; send the request again in a moment")
+        self._body_bytes += size_bytes
+
+    def release_body(self, size_bytes: int) -> None:
+        self._body_bytes -= size_bytes
+
     @property
     def waiting(self) -> int:
         """How many operations wait for items."""
@@ -124,9 +141,14 @@ class Gate:
     # -- operations ----------------------------------------------------------------------------------
 
     async def check(self, caller: Caller, operation: Operation[Any], calls: HomeCalls) -> Operation[Any]:
-        """The operation as the caller may do it. Raises AccessDenied or QueueNotFound."""
+        """The operation as the caller may do it, with a wait of at most `request_seconds`.
+
+        Raises AccessDenied or QueueNotFound.
+        """
         if caller.access.prefixes or type(operation) in AUDITED:
             await self._learn(queues_in(operation), calls)
+        if getattr(operation, "wait", 0) > self._longest_wait:
+            operation = msgspec.structs.replace(operation, wait=self._longest_wait)
         try:
             return caller.access.check(operation, self._names.get)
         except PenstockError as error:

@@ -265,7 +265,7 @@ class DrainingServer(uvicorn.Server):
         waiting = self._application.drain()
         if self.on_draining is not None:
             self.on_draining()
-        _log.info("draining: %d requests, %d waiting leases", requests, waiting)
+        _log.info("draining: %s, %s", _count(requests, "request"), _count(waiting, "waiting lease"))
         for connection in self._watch.connections:
             connection.shutdown()
         if not await self._wait_for_end():
@@ -299,9 +299,13 @@ class DrainingServer(uvicorn.Server):
         tasks = [*self.server_state.tasks]
         self.unfinished = len(tasks)
         if tasks:
-            _log.warning("%d requests are ended unfinished", len(tasks))
+            _log.warning("%s ended unfinished", _count(len(tasks), "request"))
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=LAST_SECONDS)
         for connection in self._watch.connections:
             connection.transport.abort()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

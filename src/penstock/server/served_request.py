@@ -13,12 +13,15 @@ from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
+from penstock.words.limits import KIB
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_TYPE = "application/json"
 RETRY_AFTER_SECONDS = 1
+UNCOUNTED_BYTES = 64 * KIB
+"""Smaller bodies do not count as bodies in memory."""
 REPEATED = "this call was repeated meanwhile, on another connection; its answer was sent there"
 
 
@@ -65,6 +68,7 @@ class ServedRequest:
         self._gate = gate
         self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
+        self._held_bytes = 0
         self._started: HomeCall | None = None
         """The newest operation."""
         client = scope.get("client")
@@ -72,6 +76,7 @@ class ServedRequest:
 
     def end(self) -> None:
         self._gate.leave(self.caller)
+        self._gate.release_body(self._held_bytes)
 
     def header(self, name: bytes) -> str:
         """The value of a header, named in lower case; empty when it was not sent."""
@@ -81,10 +86,14 @@ class ServedRequest:
         return ""
 
     async def read_body(self, limit: int) -> bytes:
-        """The body. BodyTooLarge, also before it is sent when the client says how large it is."""
+        """The body. BodyTooLarge, or QueueBusy if the server has too many bodies in memory; also before it is sent when
+        the client says how large it is.
+        """
         length = self.header(b"content-length")
-        if length.isdigit() and int(length) > limit:
-            raise BodyTooLarge(f"the body has {length} bytes, of {limit} that are allowed; send less at a time")
+        if length.isdigit():
+            if int(length) > limit:
+                raise BodyTooLarge(f"the body has {length} bytes, of {limit} that are allowed; send less at a time")
+            self._hold(int(length))
         parts: list[bytes] = []
         size = 0
         while True:
@@ -95,8 +104,15 @@ class ServedRequest:
             size += len(parts[-1])
             if size > limit:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
+            self._hold(size)
             if not message.get("more_body"):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _hold(self, size_bytes: int) -> None:
+        """Count this body, if it is large. (Small ones are limited by the number of connections.)"""
+        if size_bytes > UNCOUNTED_BYTES and size_bytes > self._held_bytes:
+            self._gate.hold_body(size_bytes - self._held_bytes)
+            self._held_bytes = size_bytes
 
     async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
         """Wait for the answer to an operation, if the caller may do it. ClientGone when the client leaves meanwhile;

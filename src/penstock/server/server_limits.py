@@ -26,7 +26,7 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_seconds: float = 75
     """How long a connection may stay open without a request."""
     request_seconds: float = 300
-    """How long a request may wait for its answer."""
+    """How long a request may wait for items or for room: a longer wait of a client is shortened to this."""
     connections: int = 10_000
     requests_per_key: int = 10_000
     """The most requests of one API key that are under way at a time."""
@@ -34,4 +34,4 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most requests that wait for items at a time."""
     waiting_leases_per_key: int = 10_000
     buffered_bytes: int = 512 * MIB
-    """Bodies of all requests that are in memory at one time."""
+    """Bodies of more than 64 KiB, of all requests, that are in memory at one time."""
