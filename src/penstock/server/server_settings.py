@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from penstock.api._sync.broker import MIN_FREE_BYTES
+from penstock.broker.targets import MIN_FREE_BYTES
 from penstock.logs.log import SEGMENT_BYTES, Durability
 from penstock.server.bind_addresses import DEFAULT_BIND, BindAddress
 from penstock.server.declared_queues import DeclaredQueue, read_queues
