@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-import msgspec
 from prometheus_client import ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
@@ -20,22 +19,12 @@ from penstock.server import metric_families as families
 from penstock.server.exposition import OTHER, LabelValues, Samples, text_of_metric
 from penstock.server.metric_families import FAMILIES, Family
 from penstock.server.server_meter import ServerMeter
+from penstock.server.server_settings import MetricsSettings as MetricsSettings
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, QueueBusy, StorageFailed
 
 MAX_VIEWS = 100
 """How many different groups of prefixes of API keys have sums of their own."""
-
-
-class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many time series there may be."""
-
-    queues: int = 100
-    """The most queues with time series of their own."""
-    partitions: int = 16
-    """The most partitions of a queue with time series of their own; 0: no label `partition`."""
-    answer_seconds: float = 5.0
-    """How long the broker may take to answer."""
 
 
 class MetricsText(NamedTuple):

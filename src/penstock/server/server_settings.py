@@ -9,6 +9,7 @@ the entry `connections` of the table `limits` in the file, the variable PENSTOCK
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
@@ -18,6 +19,7 @@ from penstock.broker.targets import MIN_FREE_BYTES
 from penstock.logs.log import SEGMENT_BYTES, Durability
 from penstock.server.bind_addresses import DEFAULT_BIND, BindAddress
 from penstock.server.declared_queues import DeclaredQueue, read_queues
+from penstock.server.health import HealthSettings
 from penstock.server.server_limits import ServerLimits
 from penstock.server.tls import TlsFiles, check_tls
 from penstock.words.errors import InvalidRequest
@@ -35,6 +37,17 @@ class ServerLogSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     format: LogFormat = "text"
     level: LogLevel = "info"
+
+
+class MetricsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many time series there may be."""
+
+    queues: int = 100
+    """The most queues with time series of their own."""
+    partitions: int = 16
+    """The most partitions of a queue with time series of their own; 0: no label `partition`."""
+    answer_seconds: float = 5.0
+    """How long the broker may take to answer."""
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +82,8 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: ServerLimits = ServerLimits()
     broker: BrokerSettings = BrokerSettings()
     log: ServerLogSettings = ServerLogSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    health: HealthSettings = HealthSettings()
     queues: tuple[DeclaredQueue, ...] = ()
 
     @property
@@ -107,14 +122,23 @@ class Setting(NamedTuple):
     @property
     def least(self) -> float:
         """The least number that makes sense."""
-        return 0 if self.name in ("drain_seconds", "broker.min_free_bytes") else 0.001 if self.type is float else 1
+        if self.name in ("drain_seconds", "broker.min_free_bytes", "metrics.partitions", "health.failing_share"):
+            return 0
+        return 0.001 if self.type is float else 1
+
+    @property
+    def form(self) -> str:
+        """How a number is written, for messages."""
+        if self.type is int:
+            return "a whole number"
+        return "a duration, such as 30s" if self.name.endswith("_seconds") else "a number"
 
 
 def _settings_of(struct: type[msgspec.Struct], prefix: str = "") -> Iterable[Setting]:
     for field in msgspec.structs.fields(struct):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from _settings_of(field.type, f"{prefix}{field.name}.")
-        elif field.name != QUEUES:
+        elif prefix or field.name != QUEUES:
             yield Setting(f"{prefix}{field.name}", field.type, field.default)
 
 
@@ -258,15 +282,16 @@ def _convert(setting: Setting, value: Any, source: str) -> Any:
 def _convert_number(setting: Setting, value: Any, source: str) -> float:
     found: Any = value
     if isinstance(value, str):
-        if setting.type is float:
+        if setting.name.endswith("_seconds"):
             found = parse_duration(value, source)
         elif setting.name.endswith("_bytes"):
             found = parse_size(value, source)
         else:
-            found = int(value) if value.isascii() and value.isdigit() else value
+            with suppress(ValueError):
+                found = setting.type(value)
     allowed = (int, float) if setting.type is float else (int,)
     if isinstance(found, bool) or not isinstance(found, allowed):
-        raise InvalidRequest(f"{source} is {value!r}; give {'a duration, such as 30s' if setting.type is float else 'a whole number'}")
+        raise InvalidRequest(f"{source} is {value!r}; give {setting.form}")
     if not setting.least <= found <= 1 << 60:
         raise InvalidRequest(f"{source} is {value!r}; give at least {setting.least:g}")
     return float(found) if setting.type is float else int(found)
