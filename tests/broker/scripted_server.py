@@ -87,10 +87,11 @@ class ScriptedServer:
                 reply = self.replies.get()
                 if reply is DROP:
                     connection.shutdown(socket.SHUT_RDWR)
-                    return
+                    break
                 if reply is not SILENCE:
                     connection.sendall(_response(reply))
-        self.left.put(None)
+            self.left.put(None)
+        connection.close()
 
 
 def _read_head(stream: Any) -> str:

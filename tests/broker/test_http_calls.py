@@ -273,7 +273,7 @@ def test_an_answer_that_is_too_large_is_not_asked_for_again(
 ) -> None:
     monkeypatch.setattr("penstock.wire.http_connection.MAX_BODY_BYTES", 1_000)
     server.answer(*[Raw(200, bytes(2_000))] * 2)
-    with pytest.raises(InvalidRequest, match="the answer has 2000 bytes or more.*; ask for less at a time"):
+    with pytest.raises(InvalidRequest, match=r"the answer has 2000 bytes or more.*; ask for less at a time"):
         client.call(ReadStats(queue=1))
     with pytest.raises(OutcomeUnknown, match="ask for less at a time"):
         client.call(LeaseItems(queue=1, count=1_000))
@@ -351,12 +351,12 @@ def test_closing_ends_all_calls_and_returns_leases_that_come_late(server: Script
 
 
 def test_closing_does_not_wait_long_for_a_server_that_does_not_answer(server: ScriptedServer, client: HttpBroker) -> None:
-    server.answer(SILENCE)
     client.submit(LeaseItems(queue=7, wait=60 * SECOND))
     server.received.get(timeout=WAIT)
     before = client.clock.read().elapsed
     client.close()
     assert client.clock.read().elapsed - before < 5 * SECOND
+    server.answer(SILENCE)
 
 
 def test_the_thread_that_reads_answers_cannot_wait_for_one(server: ScriptedServer, client: HttpBroker) -> None:
@@ -375,16 +375,15 @@ def test_calls_that_wait_do_not_keep_others_from_being_sent(server: ScriptedServ
     monkeypatch.setattr(http_client, "OTHER_CONNECTIONS", 1)
     monkeypatch.setattr(http_client, "SETTLING_CONNECTIONS", 1)
     client = HttpBroker(HttpAddress.parse(server.url), HttpOptions())
-    kinds: list[type] = []
-    for operation in (
-        *[LeaseItems(queue=1, wait=60 * SECOND)] * 4,
-        *[produce()] * 3,
-        *[SettleItems(queue=1, action="complete", parts=[])] * 2,
-    ):
+    settle = SettleItems(queue=1, action="complete", parts=[])
+    for operation in (*[LeaseItems(queue=1, wait=60 * SECOND)] * 4, *[produce()] * 3, *[settle] * 2):
         client.submit(operation)
-    for _ in range(4):
-        kinds.append(type(server.received.get(timeout=WAIT)))
-    assert sorted(kind.__name__ for kind in kinds) == ["LeaseItems", "LeaseItems", "ProduceItems", "SettleItems"]
+    assert sorted(type(server.received.get(timeout=WAIT)).__name__ for _ in range(4)) == [
+        "LeaseItems",
+        "LeaseItems",
+        "ProduceItems",
+        "SettleItems",
+    ]
     assert server.received.empty()
     server.answer(*[SILENCE] * 4)
     client.close()

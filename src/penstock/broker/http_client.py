@@ -102,8 +102,8 @@ class ForeignAnswer(ConnectionLost):
     """A proxy, and not the server, has answered."""
 
     def __init__(self, why: str, pause: int = 0, error: PenstockError | None = None) -> None:
-        """pause: how many seconds the proxy asks to wait. error: what it means for a call that was not sent before; None:
-        that it must be sent again.
+        """pause: how many seconds the proxy asks to wait.
+        error: what it means for a call that was not sent before; None: that it must be sent again.
         """
         super().__init__(why)
         self.pause = pause
