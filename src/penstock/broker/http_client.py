@@ -60,7 +60,7 @@ SETTLING_CONNECTIONS = 32
 OTHER_CONNECTIONS = 64
 FIRST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
 """Seconds between two sendings of a call. Each pause is twice as long as the one before, less a random part."""
-MAX_RETRY_AFTER = 10.0
+MAX_RETRY_AFTER = 10
 """How many seconds of a proxy's Retry-After are obeyed."""
 LATE_SECONDS = 5.0
 """How long the answer of a cancelled lease is waited for."""
@@ -101,9 +101,9 @@ class HttpCall:
 class ForeignAnswer(ConnectionLost):
     """A proxy, and not the server, has answered."""
 
-    def __init__(self, why: str, pause: float = 0.0, error: PenstockError | None = None) -> None:
-        """pause: how long the proxy asks to wait. error: what it means for a call that was not sent before; None: that
-        it must be sent again.
+    def __init__(self, why: str, pause: int = 0, error: PenstockError | None = None) -> None:
+        """pause: how many seconds the proxy asks to wait.
+        error: what it means for a call that was not sent before; None: that it must be sent again.
         """
         super().__init__(why)
         self.pause = pause
@@ -305,7 +305,7 @@ class HttpClient:
                         if outcome is not None:
                             return outcome
                         why = str(failure)
-                        await asyncio.sleep(max(pause * (0.5 + os.urandom(1)[0] / 512), getattr(failure, "pause", 0.0)))
+                        await asyncio.sleep(max(pause * (0.5 + os.urandom(1)[0] / 512), getattr(failure, "pause", 0)))
                         pause = min(2 * pause, LONGEST_PAUSE)
                         continue
                     if not remote.may_be_repeated(outcome, self._clock.read().elapsed):
@@ -368,24 +368,22 @@ class HttpClient:
         return outcome
 
     def _foreign_answer(self, response: HttpResponse) -> ForeignAnswer:
-        status, kind, url = response.status, response.content_type or "no content type", self._address.url
-        why = f"a proxy answered {status}"
+        status, url = response.status, self._address.url
         if status in TEMPORARY:
             given = response.headers.get(b"retry-after", b"")
-            return ForeignAnswer(why, min(float(given), MAX_RETRY_AFTER) if given.isdigit() and len(given) < 10 else 0.0)
+            return ForeignAnswer(f"a proxy answered {status}", min(int(given), MAX_RETRY_AFTER) if given.isdigit() else 0)
+        error: PenstockError
         if status in (401, 403, 407):
-            return ForeignAnswer(
-                why, error=AccessDenied(f"something before the server refuses this client with status {status}; ask for access")
-            )
-        if status == 413:
-            return ForeignAnswer(
-                why, error=InvalidRequest("a proxy refuses a request of this size (413); send less at a time, or raise its limit")
-            )
-        if 300 <= status < 400:
+            error = AccessDenied(f"a proxy before {url} refuses this client (status {status}); ask for access there")
+        elif status == 413:
+            error = InvalidRequest(f"a proxy before {url} refuses a request of this size (status 413); send less at a time")
+        elif 300 <= status < 400:
             target = response.headers.get(b"location", b"").decode("latin-1")
-            advice = f"it redirects to {target!r:.200}; give the address itself"
-            return ForeignAnswer(why, error=InvalidRequest(f"{url} is not followed elsewhere: {advice}"))
-        return ForeignAnswer(why, error=InvalidRequest(f"no Penstock server answers at {url} (status {status}, {kind}); fix the address"))
+            error = InvalidRequest(f"{url} redirects to {target!r:.200} (status {status}); give the address of the server itself")
+        else:
+            kind = response.content_type or "no content type"
+            error = InvalidRequest(f"no Penstock server answers at {url} (status {status}, {kind}); fix the address")
+        return ForeignAnswer(str(error), error=error)
 
     async def _check(self, wait: int) -> PenstockError | None:
         """Ask the server about a queue that does not exist, which every key may ask.
