@@ -12,13 +12,17 @@ import msgspec
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
+from penstock.words.clock import Clock
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
+from penstock.words.limits import KIB
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_TYPE = "application/json"
 RETRY_AFTER_SECONDS = 1
+LARGE_BYTES = 64 * KIB
+"""Larger bodies are decoded in another thread: other requests do not wait for that."""
 REPEATED = "this call was repeated meanwhile, on another connection; its answer was sent there"
 
 
@@ -61,9 +65,10 @@ class ServedRequest:
     def __init__(self, calls: HomeCalls, gate: Gate, scope: Scope, receive: Receive) -> None:
         """Raises as `Gate.enter`. `end` must follow."""
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._calls = calls
         self._gate = gate
-        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._started: HomeCall | None = None
         """The newest operation."""
@@ -73,9 +78,13 @@ class ServedRequest:
     def end(self) -> None:
         self._gate.leave(self.caller)
 
+    @property
+    def clock(self) -> Clock:
+        return self._calls.home.clock
+
     def header(self, name: bytes) -> str:
         """The value of a header, named in lower case; empty when it was not sent."""
-        for given, value in self._headers:
+        for given, value in self.headers:
             if given == name:
                 return value.decode("latin-1")
         return ""
