@@ -5,7 +5,7 @@ Owns: these shapes, and the shapes of reports. Field names are those of Querator
 """
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, UnsetType, field
 
@@ -25,6 +25,8 @@ from penstock.server.json_values import (
     ReplyShape,
     RequestShape,
     Time,
+    one_given,
+    one_true,
     text_or_bytes,
 )
 from penstock.words import values
@@ -118,8 +120,11 @@ class CountReply(ReplyShape):
 
 
 class PauseBody(QueueBody):
-    """What to pause or resume."""
+    """What to pause or resume: at least one of the two."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "not": {"required": ["lease", "produce"], "properties": {"lease": {"const": False}, "produce": {"const": False}}}
+    }
     lease: bool = True
     """Leasing."""
     produce: bool = True
@@ -151,6 +156,13 @@ class PartitionBody(QueueBody):
 class ClearBody(PartitionBody):
     """Which items to complete without handling them. Name at least one state."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {
+        "anyOf": one_true("queue", "scheduled", "buried"),
+        "not": {
+            "required": ["retry"],
+            "properties": {"retry": {"const": True}, "scheduled": {"not": {"const": True}}},
+        },
+    }
     queue: bool = False
     """Items that are ready."""
     scheduled: bool = False
@@ -182,6 +194,7 @@ def states_to_clear(body: ClearBody) -> list[Literal["ready", "scheduled", "leas
 class SeekBody(QueueBody):
     """Completed items that shall be ready again. Give an id or a time."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"oneOf": one_given("id", "at")}
     id: ItemId | None = None
     """The items of this item's partition, from this item on."""
     at: Time | None = None
@@ -284,6 +297,7 @@ def held_keys_reply(found: list[HeldKey]) -> HeldKeysReply:
 class KeyBody(QueueBody):
     """A parked key. Give it as text or in base64."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": one_given("key", "key_bytes")}
     key: Key | None = None
     key_bytes: Base64 | None = None
 

@@ -7,7 +7,7 @@ descriptions in the OpenAPI document.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta, field
 
@@ -39,6 +39,7 @@ from penstock.server.json_values import (
     Wait,
     format_duration,
     key_bytes_of,
+    one_given,
     text_or_bytes,
     time_or_none,
     to_microseconds,
@@ -427,6 +428,7 @@ class ExtendBody(SettleBody):
 class RetryItemBody(RequestShape):
     """A leased item that failed. Give its lease token or its id."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": one_given("id", "lease_token")}
     id: IdOrToken | None = None
     lease_token: TokenText | None = None
     """Counts when the id is given too."""
@@ -456,6 +458,7 @@ class RetryBody(RequestShape):
 class ProgressBody(RequestShape, kw_only=True):
     """The progress of a leased item, which `explain` shows. Give its lease token or its id."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": one_given("id", "lease_token")}
     queue_name: QueueName
     id: IdOrToken | None = None
     lease_token: TokenText | None = None

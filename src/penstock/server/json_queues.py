@@ -28,6 +28,7 @@ from penstock.server.json_values import (
     to_microseconds,
 )
 from penstock.words import values
+from penstock.words.errors import InvalidRequest
 from penstock.words.limits import MAX_ATTEMPTS
 
 OnBury = Literal["release", "park"]
@@ -60,6 +61,8 @@ class OptionsBody(QueueBody):
     """A queue and its options. An option that is left out has its default, or does not change."""
 
     requested_partitions: PartitionCount | UnsetType = UNSET
+    reference: Annotated[str, Meta(extra_json_schema={"maxLength": 0})] = ""
+    """Always empty: a queue of Penstock has none."""
     dead_queue: QueueNameOrNone | UnsetType | None = UNSET
     """The queue to which buried items move; none for null or an empty text."""
     lease_timeout: LeaseTime | UnsetType = UNSET
@@ -93,7 +96,7 @@ class CreateBody(OptionsBody):
 class ListBody(RequestShape):
     """Which queues to list."""
 
-    pivot: Annotated[str, Meta(extra_json_schema={"maxLength": 201})] = ""
+    pivot: str = ""
     """The name of the first queue to list, or a text that would come before it."""
     limit: Limit = 100
     prefix: str = ""
@@ -155,6 +158,8 @@ class QueuesReply(ReplyShape):
 def to_options(body: OptionsBody) -> dict[str, Any]:
     """The options that are given, as the catalog takes them; the number of partitions is not one of them."""
     found: dict[str, Any] = {}
+    if body.reference:
+        raise InvalidRequest("a queue has no reference here; leave it out")
     if body.lease_timeout is not UNSET:
         found["lease_timeout"] = lease_microseconds(body.lease_timeout)
     if body.dedup_window is not UNSET:

@@ -7,7 +7,7 @@ types do not say (limits of durations, the rule for names) is checked by the con
 
 import re
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -75,6 +75,19 @@ Limit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_BATCH_ITEMS)]
 class RequestShape(msgspec.Struct, forbid_unknown_fields=True):
     """The base of the shapes that clients send: a field that is not known is an error."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {}
+    """What the OpenAPI document says of fields that depend on each other. The conversion checks it."""
+
+
+def one_given(*names: str) -> list[dict[str, Any]]:
+    """Alternatives for `schema_rules`: one of these fields is given and not null."""
+    return [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in names]
+
+
+def one_true(*names: str) -> list[dict[str, Any]]:
+    """Alternatives for `schema_rules`: one of these fields is true."""
+    return [{"required": [name], "properties": {name: {"const": True}}} for name in names]
+
 
 class ReplyShape(msgspec.Struct, omit_defaults=True, gc=False):
     """The base of the shapes that clients receive: fields that have their default are left out."""
@@ -138,7 +151,10 @@ def time_or_none(microseconds: int) -> datetime | None:
 
 def key_bytes_of(text: str | None, raw: bytes | None) -> bytes | None:
     """A key that is given as text or in base64. The bytes count when both are given."""
-    return raw if raw is not None else None if text is None else values.encode_key(text)
+    key = raw if raw is not None else None if text is None else values.encode_key(text)
+    if key is not None and len(key) > MAX_KEY_BYTES:
+        raise InvalidRequest(f"the key has {len(key)} bytes; give at most {MAX_KEY_BYTES}")
+    return key
 
 
 def text_or_bytes(data: bytes) -> tuple[str | None, bytes | None]:

@@ -71,6 +71,7 @@ def document() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFERENCE)
     for shape in _with_nested(shapes):
         _describe_fields(shape, schemas[shape.__name__])
+        schemas[shape.__name__] |= getattr(shape, "schema_rules", {})
     return {
         "openapi": "3.1.0",
         "info": {
