@@ -9,16 +9,11 @@ import pytest
 import requests
 import schemathesis
 from hypothesis import settings
-from schemathesis.checks import CheckContext
-from schemathesis.core.failures import Failure
-from schemathesis.core.transport import Response
-from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 import penstock
 from penstock.server import openapi
 from penstock.server.http_server import HttpServer
-from penstock.server.json_api import ROUTES
 from tests.server.conftest import serve
 
 DOCUMENT = openapi.document()

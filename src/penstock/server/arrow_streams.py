@@ -16,10 +16,10 @@ from penstock.api.arrow import from_arrow, items_to_arrow
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult
 from penstock.operations import Offsets
-from penstock.server.served_request import BodyTooLarge, Reply
+from penstock.server.served_request import Reply
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import BodyTooLarge, InvalidRequest
 from penstock.words.ids import Token, format_token
 
 ARROW_TYPE = "application/vnd.apache.arrow.stream"

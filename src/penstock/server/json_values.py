@@ -16,7 +16,7 @@ from penstock.api.arguments import MAX_WAIT
 from penstock.operations import Offsets
 from penstock.rules.options import MAX_QUEUE_NAME
 from penstock.words import values
-from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
+from penstock.words.clock import HOUR, MILLISECOND, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import LAST_PARTITION
 from penstock.words.limits import (
@@ -28,10 +28,10 @@ from penstock.words.limits import (
     MAX_PARTITIONS,
     MIN_LEASE_TIMEOUT,
 )
+from penstock.words.quantities import parse_duration
 
-_UNITS = {"us": 1, "µs": 1, "ms": MILLISECOND, "s": SECOND, "m": MINUTE, "h": HOUR, "d": DAY}
-_PART = re.compile(r"(\d{1,15}(?:\.\d{0,9})?)(us|µs|ms|s|m|h|d)")
-_WRITTEN = r"^(0|([0-9]{1,15}(\.[0-9]{1,9})?(us|ms|s|m|h|d))+)$"
+_DURATION = r"([0-9]{1,15}(\.[0-9]{1,9})?|([0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w))+)"
+_WRITTEN = re.compile(_DURATION)
 _BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _DATE = "(19[7-9][0-9]|[2-9][0-9]{3})-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = rf"{_DATE}T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -45,7 +45,7 @@ def _shown(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
-_DurationText: TypeAlias = Annotated[str, _shown(pattern=_WRITTEN, examples=["30s"])]
+_DurationText: TypeAlias = Annotated[str, _shown(pattern=f"^{_DURATION}$", examples=["30s"])]
 Wait: TypeAlias = _DurationText | Annotated[float, Meta(ge=0, le=MAX_WAIT / SECOND)]
 """How long a call may wait."""
 LeaseTime: TypeAlias = _DurationText | Annotated[float, Meta(ge=MIN_LEASE_TIMEOUT / SECOND, le=MAX_LEASE_TIMEOUT / SECOND)]
@@ -98,9 +98,12 @@ class ReplyShape(msgspec.Struct, omit_defaults=True, gc=False):
 
 def to_microseconds(given: str | float, name: str, low: int = 0, high: int = MAX_DELAY) -> int:
     """A duration in microseconds; InvalidRequest, which names the field, unless it is from `low` to `high`."""
-    found = _parse_duration(given, name) if isinstance(given, str) else values.duration(given, name)
+    if isinstance(given, str) and not _WRITTEN.fullmatch(given):
+        raise InvalidRequest(f"{name} is {given!r:.60}; give a duration such as 30s, 5m, 1h30m or 250ms, or a number of seconds")
+    seconds = parse_duration(given, name) if isinstance(given, str) else given
+    found = values.duration(seconds, name) if seconds * SECOND <= MAX_DELAY else -1
     if not low <= found <= high:
-        raise InvalidRequest(f"{name} is {given!r:.40}; give {format_duration(low)} to {format_duration(high)}")
+        raise InvalidRequest(f"{name} is {given!r:.60}; give {format_duration(low)} to {format_duration(high)}")
     return found
 
 
@@ -111,14 +114,6 @@ def wait_microseconds(given: str | float, name: str = "request_timeout") -> int:
 def lease_microseconds(given: str | float | None, name: str = "lease_timeout") -> int:
     """How long a lease lasts; 0 for the queue's own timeout."""
     return 0 if given is None else to_microseconds(given, name, MIN_LEASE_TIMEOUT, MAX_LEASE_TIMEOUT)
-
-
-def _parse_duration(text: str, name: str) -> int:
-    parts = _PART.findall(text)
-    if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
-        raise InvalidRequest(f"{name} is {text!r:.60}; give a duration such as 30s, 5m, 1h30m or 250ms, or a number of seconds")
-    found = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return round(min(found, 2 * MAX_DELAY)) or int(found > 0)
 
 
 def format_duration(microseconds: int) -> str:

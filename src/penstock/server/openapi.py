@@ -20,9 +20,10 @@ from penstock.server.http_errors import NotAcceptable, UnsupportedMediaType
 from penstock.server.json_api import ROUTES, Route
 from penstock.server.json_items import FailedItems, ProduceReply, SettleReply
 from penstock.server.request_body import ENCODINGS
-from penstock.server.served_request import JSON_TYPE, BodyTooLarge, Problem, Reply
+from penstock.server.served_request import JSON_TYPE, Problem, Reply
 from penstock.words.errors import (
     AccessDenied,
+    BodyTooLarge,
     BrokerClosed,
     CorruptLog,
     InvalidRequest,
@@ -31,11 +32,13 @@ from penstock.words.errors import (
     QueueBusy,
     QueueNotFound,
     StorageFailed,
+    Unauthenticated,
 )
 
 PATH = "/openapi.json"
 COMMON_ERRORS = (
     InvalidRequest,
+    Unauthenticated,
     AccessDenied,
     NotAcceptable,
     BodyTooLarge,
@@ -126,9 +129,9 @@ def _responses(route: Route) -> dict[str, Any]:
         errors.append(QueueNotFound)
     shape = FailedItems if route.reply in (ProduceReply, SettleReply) else Problem
     problem = {JSON_TYPE: {"schema": _reference(shape)}}
-    for status in sorted({401, *(error.http_status for error in errors)}):
+    for status in sorted({error.http_status for error in errors}):
         told = [f"`{error.code}`: {_unwrapped(error.__doc__ or '')}" for error in errors if error.http_status == status]
-        found[str(status)] = {"description": "\n\n".join(told) or "The API key is missing or not valid.", "content": problem}
+        found[str(status)] = {"description": "\n\n".join(told), "content": problem}
         if status in (429, 503):
             found[str(status)]["headers"] = {
                 "Retry-After": {"description": "After how many seconds to try again.", "schema": {"type": "integer"}}

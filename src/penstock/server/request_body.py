@@ -10,8 +10,7 @@ import zlib
 from typing import Any
 
 from penstock.server.http_errors import UnsupportedMediaType
-from penstock.server.served_request import BodyTooLarge
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import BodyTooLarge, InvalidRequest
 from penstock.words.limits import MIB
 
 if sys.version_info >= (3, 14):
