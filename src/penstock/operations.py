@@ -26,6 +26,7 @@ from penstock.reports import (
     HeldKey,
     ItemEvent,
     ItemExplanation,
+    ItemLease,
     ItemTrace,
     ListedItemData,
     OwnerDescription,
@@ -122,6 +123,17 @@ class ReportProgress(Operation[None]):
     lease: int
     offset: int
     text: str
+
+
+class FindLeases(Query[list[ItemLease]]):
+    """The lease that holds each of these items now, for consumers that know only the ids of their items.
+
+    It cannot tell a late consumer from the one that has the item now, as the lease number of an answer to LeaseItems
+    does.
+    """
+
+    scope: ClassVar[Scope] = "consume"
+    items: ChosenItems
 
 
 # -- queues ------------------------------------------------------------------------------------------

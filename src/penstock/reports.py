@@ -128,6 +128,17 @@ class ItemExplanation(msgspec.Struct, frozen=True):
     """Its present position (incarnation, partition, offset), if it was moved and the query did not follow it."""
 
 
+class ItemLease(msgspec.Struct, frozen=True):
+    """The lease that holds an item now."""
+
+    partition: int
+    offset: int
+    state: str
+    """Or "unknown" when there is no such item, "failing" when its partition is."""
+    lease: int = 0
+    """Its number; 0: no lease holds the item."""
+
+
 class ItemTrace(msgspec.Struct, frozen=True):
     """The positions of an item before and after a move: (incarnation, partition, offset)."""
 
@@ -183,6 +194,10 @@ class ListedItemData(msgspec.Struct, frozen=True):
     produced_at: int
     attempts: int
     reason: str
+    lease_ends_at: int = 0
+    """When the lease that holds it ends (wall); 0: it is not leased."""
+    expires_at: int = 0
+    """When its ttl, or the one that the queue has now, ends (wall); 0: never."""
 
 
 class Latency(msgspec.Struct, frozen=True):

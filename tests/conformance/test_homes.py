@@ -24,6 +24,7 @@ from penstock.operations import (
     EndStream,
     ExplainItem,
     FailGranted,
+    FindLeases,
     FindOffsets,
     FindQueue,
     FindWrite,
@@ -77,6 +78,7 @@ SAMPLES: list[Operation[Any]] = [
     ),
     SettleItems(queue=1, action="complete", parts=[SettlePart(0, 5)], then=[(2, items(["b"]))]),
     ReportProgress(queue=1, partition=0, lease=5, offset=7, text="half"),
+    FindLeases(queue=1, items={0: [1, 2]}),
     FindQueue(name="q"),
     ListQueues(prefix="a", prefixes=["aa"], after="b", limit=3),
     CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
@@ -235,6 +237,46 @@ def test_items_are_produced_leased_and_settled(home: Home) -> None:
         (1, "buried", "bad"),
         (2, "buried", "bad"),
     ]
+
+
+def test_the_lease_that_holds_an_item_is_found(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b", "c", "d")
+    first, second = lease(home, queue), lease(home, queue, 2)
+    settle(home, queue, "complete", first)
+    found = home.call(FindLeases(queue=queue, items={0: [2, 0, 1, 3, 9], 7: [0]}))
+    assert [(one.partition, one.offset, one.state, one.lease) for one in found] == [
+        (0, 2, "leased", second.granted.lease),
+        (0, 0, "completed", 0),
+        (0, 1, "leased", second.granted.lease),
+        (0, 3, "ready", 0),
+        (0, 9, "unknown", 0),
+        (7, 0, "unknown", 0),
+    ]
+
+
+def test_a_listed_item_says_when_its_lease_and_its_ttl_end(home_under_test: HomeUnderTest) -> None:
+    home = home_under_test.home
+    queue = create(home, ttl=3600 * SECOND)
+    produce(home, queue, "a")
+    produce(home, queue, "b", ttl=60)
+    before = home.clock.read().wall
+    lease(home, queue, timeout=30 * SECOND)
+    after = home.clock.read().wall
+    leased, waiting = home_under_test.owner.call(ListItems(queue=queue))  # a lease is not published at once
+    assert before - SECOND <= leased.lease_ends_at - 30 * SECOND <= after + SECOND
+    assert leased.expires_at == leased.produced_at + 3600 * SECOND
+    assert (waiting.lease_ends_at, waiting.expires_at) == (0, waiting.produced_at + 60 * SECOND)
+
+
+def test_follow_ups_need_items_of_one_lease(home_under_test: HomeUnderTest) -> None:
+    home = home_under_test.home
+    queue = create(home)
+    produce(home, queue, "a", "b")
+    parts = [SettlePart(0, lease(home, queue).granted.lease) for _ in range(2)]
+    with pytest.raises(InvalidRequest, match="only with items of one lease"):
+        home.call(SettleItems(queue=queue, action="complete", parts=parts, then=[(queue, items(["c"]))]))
+    assert home_under_test.owner.call(ReadStats(queue=queue)).leased == 2
 
 
 def test_a_part_that_is_refused_says_why_and_the_others_are_done(home: Home) -> None:

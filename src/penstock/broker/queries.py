@@ -5,7 +5,8 @@ Owns: `QUERY_HANDLERS`, the function for each kind of query. A handler takes a `
 Counts are exact at any depth, and no item is read that the query does not ask for.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.loop.item_cache import Items
@@ -14,6 +15,7 @@ from penstock.loop.retention import buried_to_drop, mean_bytes
 from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     ExplainItem,
+    FindLeases,
     FindOffsets,
     ListCursors,
     ListHeldKeys,
@@ -30,6 +32,7 @@ from penstock.reports import (
     FenceProgress,
     HeldKey,
     ItemExplanation,
+    ItemLease,
     ItemTrace,
     ListedItemData,
     PartitionStats,
@@ -40,6 +43,7 @@ from penstock.reports import (
 from penstock.rules.catalog import CatalogState
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
+from penstock.rules.leases import LiveLease
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
 from penstock.rules.state import Counts, State
@@ -232,6 +236,33 @@ def trace(queue: QueueView, query: TraceItem) -> ItemTrace:
     return ItemTrace(came_from, moved_to(state, offset))
 
 
+def find_leases(queue: QueueView, query: FindLeases) -> list[ItemLease]:
+    """The lease that holds each item now."""
+    found: list[ItemLease] = []
+    for partition, chosen in query.items.items():
+        handle = queue.handles.get(partition)
+        if handle is None or not handle.is_usable:
+            found += [ItemLease(partition, offset, "unknown" if handle is None else "failing") for offset in chosen]
+            continue
+        state, leases = handle.state, _leases_of(handle.state, chosen)
+        for offset in chosen:
+            item_state, lease = state.state_of(offset), leases.get(offset)
+            found.append(ItemLease(partition, offset, "unknown" if item_state is None else item_state.value, lease.number if lease else 0))
+    return found
+
+
+def _leases_of(state: State, offsets: Collection[int]) -> dict[int, LiveLease]:
+    """The leases that hold these items, by offset; items that are not leased are left out."""
+    wanted = sorted(offset for offset in set(offsets) if state.state_of(offset) is ItemState.LEASED)
+    found: dict[int, LiveLease] = {}
+    for lease in state.leases.live.values():
+        if len(found) == len(wanted):
+            break
+        for start, stop in pairs(lease.runs()):
+            found.update(dict.fromkeys(wanted[bisect_left(wanted, start) : bisect_left(wanted, stop)], lease))
+    return found
+
+
 def held_keys(queue: QueueView, query: ListHeldKeys) -> list[HeldKey]:
     """The keys that are not free, with the item that holds each or waits first."""
     found: list[HeldKey] = []
@@ -311,7 +342,8 @@ def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
 
 
 def _listed(handle: PartitionView, items: Items) -> Iterator[ListedItemData]:
-    state = handle.state
+    state, now, ttls = handle.state, handle.usable_partition.now(), items.batch.ttls
+    leases = _leases_of(state, range(items.start, items.start + len(items.batch))) if state.leases.live else {}
     for index in range(len(items.batch)):
         offset = items.start + index
         item_state = state.state_of(offset)
@@ -319,7 +351,19 @@ def _listed(handle: PartitionView, items: Items) -> Iterator[ListedItemData]:
         burial, failure = state.burials.get(offset), state.failures.get(offset)
         attempts = burial.attempts if burial else state.attempts(offset) + (item_state is ItemState.LEASED)
         reason = burial.reason if burial else failure.reason if failure else ""
-        yield ListedItemData(handle.number, offset, item_state.value, items.batch, index, items.produced_at, attempts, reason)
+        ttl, lease = (ttls[index] if ttls else 0) or state.policy.ttl, leases.get(offset)
+        yield ListedItemData(
+            handle.number,
+            offset,
+            item_state.value,
+            items.batch,
+            index,
+            items.produced_at,
+            attempts,
+            reason,
+            now.wall + lease.deadline - now.elapsed if lease else 0,
+            items.produced_at + ttl if ttl else 0,
+        )
 
 
 # -- reading -----------------------------------------------------------------------------------------
@@ -395,6 +439,7 @@ QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     TraceItem: trace,
     ListHeldKeys: held_keys,
     ListItems: items,
+    FindLeases: find_leases,
     FindOffsets: offsets,
     ListCursors: cursors,
     ReadItems: read,

@@ -26,6 +26,8 @@ class SettleStep:
         self._transfer_step = transfer_step
 
     def run(self, request: requests.SettleRequest) -> None:
+        if request.then and len(request.parts) > 1:  # each part is recorded by itself, with all follow-ups
+            raise InvalidRequest("follow-ups can be made only with items of one lease; complete the items of each lease by themselves")
         try:
             follow_ups = self._transfer_step.follow_ups(request.then) if request.then else []
         except QueueNotFound as error:

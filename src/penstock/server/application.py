@@ -13,11 +13,15 @@ from typing import Any, TypeAlias
 
 from penstock import operations
 from penstock.operations import LeaseItems, Operation, Query
+from penstock.server import openapi
 from penstock.server.audit import AuditLog
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCalls, ServedHome
+from penstock.server.http_errors import MethodNotAllowed, unknown_path_error
+from penstock.server.json_api import JsonApi
 from penstock.server.key_ring import KeyRing
 from penstock.server.served_request import (
+    LARGE_BYTES,
     REPEATED,
     ClientGone,
     Receive,
@@ -32,12 +36,8 @@ from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
 from penstock.wire.sessions import SessionTable
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError, caused_by_bug
-from penstock.words.limits import KIB
 
 _log = logging.getLogger("penstock")
-LARGE_BYTES = 64 * KIB
-"""Larger bodies are decoded in another thread: other requests do not wait for that."""
-
 CLOSE = ((b"connection", b"close"),)
 
 Handler: TypeAlias = Callable[[ServedRequest, bytes], Awaitable[Reply]]
@@ -58,7 +58,8 @@ class Application:
         self._calls: HomeCalls | None = None
         self._sessions: SessionTable[ServedRequest] = SessionTable()
         self._threads = ThreadPoolExecutor(4, "penstock-http")
-        self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call}
+        self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call, **JsonApi(self._limits, self._run).handlers()}
+        self._pages: Mapping[str, Callable[[], Reply]] = {openapi.PATH: openapi.document_reply}
         self._error_replies: Mapping[str, Callable[[PenstockError], Reply]] = {CALL_PATH: _encoded_error}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,7 +71,18 @@ class Application:
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return
-        await _send(send, Reply(b'{"code":"not_found","message":"there is nothing at this path"}', 404))
+        await _send(send, self._page(scope["method"], scope["path"]))
+
+    def _page(self, method: str, path: str) -> Reply:
+        """The page at a path, or an error."""
+        page = self._pages.get(path)
+        if page is not None and method in ("GET", "HEAD"):
+            return page()
+        if page is None and path not in self._handlers:
+            return error_reply(unknown_path_error(path, [*self._handlers, *self._pages]))
+        allowed = "POST" if page is None else "GET"
+        reply = error_reply(MethodNotAllowed(f"{path} is not for {method[:20]}; use {allowed}"))
+        return reply._replace(headers=((b"allow", allowed.encode()),))
 
     def drain(self) -> int:
         """Answer everything that waits for items, now and from now on; gives how many waited."""

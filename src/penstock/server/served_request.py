@@ -12,6 +12,7 @@ import msgspec
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
+from penstock.words.clock import Clock
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
 from penstock.words.limits import KIB
 
@@ -20,8 +21,10 @@ Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON_TYPE = "application/json"
 RETRY_AFTER_SECONDS = 1
-UNCOUNTED_BYTES = 64 * KIB
-"""Smaller bodies do not count as bodies in memory."""
+LARGE_BYTES = 64 * KIB
+"""Larger bodies are decoded in another thread, so that other requests do not wait for that; and they count as bodies in
+memory.
+"""
 REPEATED = "this call was repeated meanwhile, on another connection; its answer was sent there"
 
 
@@ -64,9 +67,10 @@ class ServedRequest:
     def __init__(self, calls: HomeCalls, gate: Gate, scope: Scope, receive: Receive) -> None:
         """Raises as `Gate.enter`. `end` must follow."""
         self.path: str = scope["path"]
+        self.query: bytes = scope.get("query_string", b"")
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._calls = calls
         self._gate = gate
-        self._headers: list[tuple[bytes, bytes]] = scope["headers"]
         self._receive = receive
         self._held_bytes = 0
         self._started: HomeCall | None = None
@@ -78,9 +82,13 @@ class ServedRequest:
         self._gate.leave(self.caller)
         self._gate.release_body(self._held_bytes)
 
+    @property
+    def clock(self) -> Clock:
+        return self._calls.home.clock
+
     def header(self, name: bytes) -> str:
         """The value of a header, named in lower case; empty when it was not sent."""
-        for given, value in self._headers:
+        for given, value in self.headers:
             if given == name:
                 return value.decode("latin-1")
         return ""
@@ -110,7 +118,7 @@ class ServedRequest:
 
     def _hold(self, size_bytes: int) -> None:
         """Count this body, if it is large. (Small ones are limited by the number of connections.)"""
-        if size_bytes > UNCOUNTED_BYTES and size_bytes > self._held_bytes:
+        if size_bytes > LARGE_BYTES and size_bytes > self._held_bytes:
             self._gate.hold_body(size_bytes - self._held_bytes)
             self._held_bytes = size_bytes
 

@@ -1,0 +1,139 @@
+"""One request of the JSON API, as its handlers see it.
+
+Owns: `JsonCall` and `IncarnationCache`. Clients name queues, operations their incarnations: the cache remembers which
+queue a name meant last. If that queue was deleted meanwhile, the name is looked up again and the request is run once
+more.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from penstock.api import arguments
+from penstock.operations import A, FindQueue, Operation
+from penstock.rules.options import check_name
+from penstock.server.served_request import ServedRequest
+from penstock.words.errors import InvalidRequest, QueueNotFound
+
+R = TypeVar("R")
+MAX_CACHED = 10_000
+
+
+class RunFunction(Protocol):
+    """Runs a function, in another thread if `in_thread` says so."""
+
+    def __call__(self, in_thread: bool, function: Callable[[], R], /) -> Awaitable[R]: ...
+
+
+class IncarnationCache:
+    """The incarnation of each queue that was used lately, by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def get(self, name: str) -> int | None:
+        return self._known.get(name)
+
+    def put(self, name: str, incarnation: int) -> None:
+        if len(self._known) >= MAX_CACHED:
+            self._known.clear()
+        self._known[name] = incarnation
+
+    def drop(self, name: str) -> None:
+        self._known.pop(name, None)
+
+
+class RequestHeaders(NamedTuple):
+    """The headers that the JSON API reads; empty ones were not sent."""
+
+    content_type: str
+    content_encoding: str
+    accept: str
+    idempotency_key: str
+
+
+def read_headers(given: list[tuple[bytes, bytes]]) -> RequestHeaders:
+    content_type = content_encoding = accept = key = b""
+    for name, value in given:
+        if name == b"content-type":
+            content_type = value
+        elif name == b"accept":
+            accept = accept + b"," + value if accept else value
+        elif name == b"content-encoding":
+            content_encoding = value
+        elif name == b"idempotency-key":
+            key = value
+    return RequestHeaders(
+        content_type.decode("latin-1"), content_encoding.decode("latin-1"), accept.decode("latin-1"), key.decode("utf-8", "surrogateescape")
+    )
+
+
+class JsonCall:
+    """What handlers need of a request besides its body."""
+
+    __slots__ = ("_cache", "_is_large", "_key", "_request", "run", "wants_arrow")
+
+    def __init__(
+        self, request: ServedRequest, cache: IncarnationCache, run: RunFunction, is_large: bool, key: str = "", wants_arrow: bool = False
+    ) -> None:
+        self._request = request
+        self._cache = cache
+        self._is_large = is_large
+        self._key = key
+        self.run = run
+        self.wants_arrow = wants_arrow
+        """Whether the reply shall be an Arrow stream."""
+
+    async def call(self, operation: Operation[A], /) -> A:
+        return await self._request.call(operation, is_large=self._is_large)
+
+    def wall(self) -> int:
+        """The time now, in wall microseconds."""
+        return self._request.clock.read().wall
+
+    def request_id(self, given: str | None) -> bytes | None:
+        """The request id, from the body or from the header Idempotency-Key."""
+        if given is not None and self._key and given != self._key:
+            raise InvalidRequest("request_id and the header Idempotency-Key differ; send one of them")
+        return arguments.request_bytes(given if given is not None else self._key or None)
+
+    # -- queues by name ------------------------------------------------------------------------------
+
+    async def find(self, name: str) -> int:
+        """The incarnation of the queue that has this name now."""
+        found = (await self.call(FindQueue(name=check_name(name)))).incarnation
+        self._cache.put(name, found)
+        return found
+
+    async def on_queue(self, name: str, make: Callable[[int], Operation[A]]) -> A:
+        """The answer of the operation that `make` gives for the queue of this name."""
+
+        async def run(incarnation: int) -> A:
+            return await self.call(make(incarnation))
+
+        return await self.with_queue(name, run)
+
+    async def with_queue(self, name: str, run: Callable[[int], Awaitable[R]]) -> R:
+        """Run a function with the incarnation of a queue. Its first operation tells whether that is the right one."""
+        known = self._cache.get(name)
+        if known is None:
+            return await run(await self.find(name))
+        try:
+            return await run(known)
+        except QueueNotFound:
+            self._cache.drop(name)
+            now = await self.find(name)
+            if now == known:  # it is not this queue that was not found
+                raise
+            return await run(now)
+
+    def forget(self, name: str) -> None:
+        """The queue of this name was deleted."""
+        self._cache.drop(name)
+
+    def give_up(self) -> None:
+        """The answer cannot be sent: items that were leased for it return to their queue."""
+        self._request.give_up()
+
+
+Handler = Callable[[JsonCall, Any], Awaitable[Any]]
+"""Gives the reply as a shape, or as a Reply."""
