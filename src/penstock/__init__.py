@@ -16,6 +16,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.words.version import __version__
+
 if TYPE_CHECKING:
     from penstock import errors, spark, testing
     from penstock.api._async.broker import AsyncBroker, aopen
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
     from penstock.worker.settings import Hooks
     from penstock.worker.worker import Worker, worker
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "AsyncBroker",

@@ -13,6 +13,7 @@ from penstock.operations import Home
 from penstock.server.home_calls import ServedHome
 from penstock.server.http_server import HttpServer, listen
 from penstock.server.server_limits import ServerLimits
+from tests.server.poster import Poster
 
 
 @contextmanager
@@ -28,12 +29,14 @@ def serve(home: Home, limits: ServerLimits | None = None, **options: Any) -> Ite
         thread.join()
 
 
-def address_of(server: HttpServer) -> tuple[str, int]:
-    host, _, port = server.url.removeprefix("http://").rpartition(":")
-    return host, int(port)
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[HttpServer]:
     with penstock.open(tmp_path / "data") as broker, serve(broker.home) as running:
         yield running
+
+
+@pytest.fixture
+def poster(server: HttpServer) -> Iterator[Poster]:
+    poster = Poster(server)
+    yield poster
+    poster.connection.close()

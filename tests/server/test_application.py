@@ -1,19 +1,14 @@
 """The calls of Penstock's own client, as bytes."""
 
-import http.client
 import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
 from penstock import operations
-from penstock.operations import CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems, ReadStats
+from penstock.operations import CreateQueue, FindQueue, LeaseItems, ProduceItems, ReadStats
 from penstock.rules.commands import Call
 from penstock.server.http_server import HttpServer
 from penstock.server.server_limits import ServerLimits
@@ -22,37 +17,8 @@ from penstock.wire.messages import decode_answer
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown
-from tests.server.conftest import address_of, serve
-
-
-class Poster:
-    """One connection to a server."""
-
-    def __init__(self, server: HttpServer, key: str = "") -> None:
-        self.connection = http.client.HTTPConnection(*address_of(server), timeout=30)
-        self.headers = {VERSION_HEADER: VERSION} | ({"authorization": f"Bearer {key}"} if key else {})
-
-    def start(self, operation: Operation[Any]) -> None:
-        self.connection.request("POST", CALL_PATH, operations.encode(operation), self.headers)
-
-    def call(self, operation: Operation[Any]) -> Any:
-        status, kind, body = self.post(CALL_PATH, operations.encode(operation), self.headers)
-        assert kind == ANSWER_TYPE
-        if status == 200:
-            return decode_answer(type(operation), body)
-        raise decode_error(body)
-
-    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, str | None, bytes]:
-        self.connection.request("POST", path, body, headers)
-        response = self.connection.getresponse()
-        return response.status, response.getheader("content-type"), response.read()
-
-
-@pytest.fixture
-def poster(server: HttpServer) -> Iterator[Poster]:
-    poster = Poster(server)
-    yield poster
-    poster.connection.close()
+from tests.server.conftest import serve
+from tests.server.poster import Poster, address_of, wait_until, waiting_leases
 
 
 def test_operations_are_answered(poster: Poster) -> None:
@@ -62,19 +28,6 @@ def test_operations_are_answered(poster: Poster) -> None:
     poster.call(ProduceItems(queue=queue, batch=Batch([b"1", b"2"])))
     (part,) = poster.call(LeaseItems(queue=queue, count=5))
     assert part.items[0].batch.payloads == [b"1", b"2"]
-
-
-def waiting_leases(poster: Poster, queue: int) -> int:
-    found: int = poster.call(ReadStats(queue=queue)).waiting_consumers
-    return found
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, at most 30 seconds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.002)
 
 
 def test_a_client_that_leaves_cancels_its_lease(server: HttpServer, poster: Poster) -> None:

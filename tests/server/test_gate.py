@@ -35,7 +35,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import AccessDenied, QueueBusy, QueueNotFound, Unauthenticated
 from tests.server.conftest import serve
-from tests.server.test_application import Poster, wait_until, waiting_leases
+from tests.server.poster import Poster, wait_until, waiting_leases
 
 
 @contextmanager

@@ -21,8 +21,8 @@ from penstock.wire.http_calls import CALL_PATH, VERSION, VERSION_HEADER
 from penstock.wire.messages import decode_answer
 from penstock.words.clock import SECOND
 from penstock.words.limits import MIB
-from tests.server.conftest import address_of, serve
-from tests.server.test_application import wait_until
+from tests.server.conftest import serve
+from tests.server.poster import address_of, wait_until
 
 SOON = 0.05
 GET = b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -26,8 +26,8 @@ from tests.cli import programs
 from tests.cli.conftest import CommandLine
 from tests.cli.conftest import cli as cli
 from tests.cli.conftest import orders_cli as orders_cli
-from tests.server.conftest import address_of, serve
-from tests.server.test_application import wait_until
+from tests.server.conftest import serve
+from tests.server.poster import address_of, wait_until
 from tests.server.test_tls import client_context, write_certificate
 
 HEADERS = {VERSION_HEADER: VERSION}

@@ -18,7 +18,7 @@ from penstock.server.server_limits import ServerLimits
 from penstock.server.tls import TlsFiles, check_tls, tls_context
 from penstock.words.errors import InvalidRequest
 from tests.server.conftest import serve
-from tests.server.test_application import wait_until
+from tests.server.poster import wait_until
 
 AUTHORITY = trustme.CA()
 

@@ -11,7 +11,6 @@ creation context, unless another span is current.
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -29,6 +28,7 @@ from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import format_id
 from penstock.words.limits import MAX_HEADERS_BYTES
 from penstock.words.values import TRACE_PARENT, TRACE_STATE, Headers, Value
+from penstock.words.version import __version__
 
 SYSTEM = "penstock"
 SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
@@ -50,11 +50,7 @@ _propagator = TraceContextTextMapPropagator()
 
 def make_tracer(provider: trace.TracerProvider) -> "QueueTracer | None":
     """The tracer of a provider; None if the provider is switched off (OTEL_SDK_DISABLED)."""
-    try:
-        own_version = version("penstock")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        own_version = ""
-    tracer = provider.get_tracer("penstock", own_version, SCHEMA)
+    tracer = provider.get_tracer("penstock", __version__, SCHEMA)
     return None if isinstance(tracer, NoOpTracer) else QueueTracer(tracer)
 
 

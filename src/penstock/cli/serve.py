@@ -182,6 +182,8 @@ def _run(session: CommandContext, settings: ServerSettings) -> None:
                     settings.limits,
                     keys=keys,
                     audit=audit,
+                    metrics=settings.metrics,
+                    health=settings.health,
                     tls=tls,
                     drain_seconds=settings.drain_seconds,
                     trusted_proxies=settings.trusted_proxies,

@@ -6,20 +6,21 @@ time); Starlette serves the other pages.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeAlias
 
 from penstock import operations
-from penstock.operations import LeaseItems, Operation, Query
-from penstock.server import openapi
+from penstock.operations import LeaseItems, Operation, Query, ReadMetrics
 from penstock.server.audit import AuditLog
 from penstock.server.gate import Gate
+from penstock.server.health import HealthSettings, Readiness
 from penstock.server.home_calls import HomeCalls, ServedHome
-from penstock.server.http_errors import MethodNotAllowed, unknown_path_error
 from penstock.server.json_api import JsonApi
 from penstock.server.key_ring import KeyRing
+from penstock.server.metrics import MetricsPage, MetricsSettings
+from penstock.server.pages import PAGE_PATHS, make_pages
 from penstock.server.served_request import (
     LARGE_BYTES,
     REPEATED,
@@ -33,9 +34,11 @@ from penstock.server.served_request import (
     refusal_headers,
 )
 from penstock.server.server_limits import ServerLimits
+from penstock.server.server_meter import ServerMeter
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION_HEADER, check_version, encode_answer, encode_error
 from penstock.wire.sessions import SessionTable
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError, caused_by_bug
+from penstock.words.version import __version__
 
 _log = logging.getLogger("penstock")
 CLOSE = ((b"connection", b"close"),)
@@ -47,42 +50,71 @@ class Application:
     """Serves a home over HTTP."""
 
     def __init__(
-        self, home: ServedHome, limits: ServerLimits | None = None, *, keys: KeyRing | None = None, audit: AuditLog | None = None
+        self,
+        home: ServedHome,
+        limits: ServerLimits | None = None,
+        *,
+        keys: KeyRing | None = None,
+        audit: AuditLog | None = None,
+        metrics: MetricsSettings | None = None,
+        health: HealthSettings | None = None,
     ) -> None:
         """keys: None for a broker without a directory: then requests need no key."""
         self._home = home
         self._limits = limits or ServerLimits()
-        self._gate = Gate(keys, self._limits, audit or AuditLog())
         self.draining = False
         """Whether the server has begun to end."""
         self._calls: HomeCalls | None = None
         self._sessions: SessionTable[ServedRequest] = SessionTable()
         self._threads = ThreadPoolExecutor(4, "penstock-http")
         self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call, **JsonApi(self._limits, self._run).handlers()}
-        self._pages: Mapping[str, Callable[[], Reply]] = {openapi.PATH: openapi.document_reply}
         self._error_replies: Mapping[str, Callable[[PenstockError], Reply]] = {CALL_PATH: _encoded_error}
+        self.meter = ServerMeter([*self._handlers, *PAGE_PATHS])
+        self._gate = Gate(keys, self._limits, audit or AuditLog(), self.meter)
+        self.meter.waiting, self.meter.draining = lambda: self._gate.waiting, lambda: self.draining
+        self._pages = make_pages(
+            [*self._handlers],
+            lambda scope, receive: ServedRequest(self._running_calls(), self._gate, scope, receive),
+            Readiness(lambda: self._running_calls().call(ReadMetrics()), lambda: self.draining, health),
+            MetricsPage(self.meter, __version__, metrics),
+            lambda: self._gate.needs_key,
+        )
+
+    def _running_calls(self) -> HomeCalls:
+        assert self._calls is not None
+        return self._calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             handler = self._handlers.get(scope["path"])
             if handler is not None and scope["method"] == "POST":
                 await self._answer(handler, scope, receive, send)
-                return
+            else:
+                await self._show(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-            return
-        await _send(send, self._page(scope["method"], scope["path"]))
 
-    def _page(self, method: str, path: str) -> Reply:
-        """The page at a path, or an error."""
-        page = self._pages.get(path)
-        if page is not None and method in ("GET", "HEAD"):
-            return page()
-        if page is None and path not in self._handlers:
-            return error_reply(unknown_path_error(path, [*self._handlers, *self._pages]))
-        allowed = "POST" if page is None else "GET"
-        reply = error_reply(MethodNotAllowed(f"{path} is not for {method[:20]}; use {allowed}"))
-        return reply._replace(headers=((b"allow", allowed.encode()),))
+    async def _show(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request for a page."""
+        began, status, size = self._begin(), 500, 0
+
+        async def measured_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal status, size
+            status = message.get("status", status)
+            size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._pages(scope, receive, measured_send)
+        finally:
+            self._end(scope["path"], status, began, 0, size)
+
+    def _begin(self) -> int:
+        self.meter.request_begun()
+        return self._home.clock.read().elapsed
+
+    def _end(self, path: str, status: int, began: int, received: int, sent: int) -> None:
+        self.meter.request_answered(path, status, self._home.clock.read().elapsed - began, received, sent)
 
     def drain(self) -> int:
         """Answer everything that waits for items, now and from now on; gives how many waited."""
@@ -101,17 +133,21 @@ class Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _answer(self, handler: Handler, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._calls is not None
-        error_as_reply = self._error_replies.get(scope["path"], error_reply)
+        """Answer an operation."""
+        began, path = self._begin(), scope["path"]
+        error_as_reply = self._error_replies.get(path, error_reply)
         try:
-            request = ServedRequest(self._calls, self._gate, scope, receive)
+            request = ServedRequest(self._running_calls(), self._gate, scope, receive)
         except PenstockError as error:
-            await _send(send, error_as_reply(error)._replace(headers=(*refusal_headers(error), *CLOSE)))  # its body is not read
+            reply = error_as_reply(error)._replace(headers=(*refusal_headers(error), *CLOSE))  # its body is not read
+            await _send(send, reply)
+            self._end(path, reply.status, began, 0, len(reply.body))
             return
         try:
             reply = await self._reply(handler, request, error_as_reply)
         except ClientGone:
             request.give_up()
+            self.meter.request_abandoned()
             return
         finally:
             request.end()
@@ -121,6 +157,8 @@ class Application:
         except BaseException:
             request.give_up()
             raise
+        finally:
+            self._end(path, reply.status, began, request.body_bytes, len(reply.body))
 
     async def _reply(self, handler: Handler, request: ServedRequest, error_as_reply: Callable[[PenstockError], Reply]) -> Reply:
         try:

@@ -19,8 +19,9 @@ from penstock.server.audit import AUDITED, AuditLog
 from penstock.server.home_calls import HomeCalls
 from penstock.server.key_ring import KeyRing
 from penstock.server.server_limits import ServerLimits
+from penstock.server.server_meter import ServerMeter
 from penstock.words.clock import SECOND
-from penstock.words.errors import PenstockError, QueueBusy, QueueNotFound, Unauthenticated
+from penstock.words.errors import AccessDenied, PenstockError, QueueBusy, QueueNotFound, Unauthenticated
 
 BEARER = "bearer "
 MAX_NAMES = 100_000
@@ -43,11 +44,12 @@ class Caller:
 class Gate:
     """Authenticates requests, checks their operations and counts what they have under way."""
 
-    def __init__(self, keys: KeyRing | None, limits: ServerLimits, audit: AuditLog) -> None:
+    def __init__(self, keys: KeyRing | None, limits: ServerLimits, audit: AuditLog, meter: ServerMeter) -> None:
         """keys: None for a broker that has no directory, and so no keys."""
         self._keys = keys
         self._limits = limits
         self._audit = audit
+        self._meter = meter
         self._requests: Counter[str] = Counter()
         """Requests under way, by the id of their key."""
         self._waiting: Counter[str] = Counter()
@@ -70,6 +72,11 @@ class Gate:
         if self._keys is not None:
             self._keys.close()
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key now."""
+        return self._keys is not None and not self._keys.is_open
+
     # -- requests ------------------------------------------------------------------------------------
 
     def enter(self, authorization: str, client: str) -> Caller:
@@ -81,9 +88,11 @@ class Gate:
             key = None if self._keys is None else self._keys.authenticate(_key_text(authorization))
         except PenstockError as error:
             self._audit.record(None, error, key=None, client=client)
+            self._meter.auth_failed(error.code)
             raise
         key_id = "" if key is None else key.id
         if key is not None and self._requests[key_id] >= self._limits.requests_per_key:
+            self._meter.rejected("requests_per_key")
             raise QueueBusy(f"API key {key_id} has {self._limits.requests_per_key} requests under way; send fewer at a time")
         self._requests[key_id] += 1
         access = self._accesses.get(key)
@@ -107,6 +116,7 @@ class Gate:
         key_id = "" if caller.key is None else caller.key.id
         limits = self._limits
         if self._all_waiting >= limits.waiting_leases or self._waiting[key_id] >= limits.waiting_leases_per_key:
+            self._meter.rejected("waiting_leases")
             raise QueueBusy("too many requests wait for items on this server; lease without waiting, or with fewer connections")
         self._all_waiting += 1
         self._waiting[key_id] += 1
@@ -127,6 +137,7 @@ class Gate:
         many.
         """
         if self._body_bytes + size_bytes > self._limits.buffered_bytes:
+            self._meter.rejected("buffered_bytes")
             raise QueueBusy("the server has too many large requests in memory; send the request again in a moment")
         self._body_bytes += size_bytes
 
@@ -153,6 +164,8 @@ class Gate:
             return caller.access.check(operation, self._names.get)
         except PenstockError as error:
             self.record(caller, operation, error)
+            if isinstance(error, AccessDenied):
+                self._meter.auth_failed(error.code)
             raise
 
     async def filter_answer(self, caller: Caller, operation: Operation[Any], answer: Any, calls: HomeCalls) -> Any:

@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 from penstock.server.repeated_warnings import RepeatedWarnings
 from penstock.server.served_request import JSON_TYPE, RETRY_AFTER_SECONDS, Problem
 from penstock.server.server_limits import ServerLimits
+from penstock.server.server_meter import ServerMeter
 
 LINGER_SECONDS = 2.0
 MAX_PIPELINED = 64
@@ -55,8 +56,9 @@ TOO_MANY_CONNECTIONS = Refusal(503, "too_many_connections", "the server has too 
 class ConnectionWatch:
     """The limits of all connections of a server, and who breaks them."""
 
-    def __init__(self, limits: ServerLimits, state: ServerState) -> None:
+    def __init__(self, limits: ServerLimits, state: ServerState, meter: ServerMeter) -> None:
         self.limits = limits
+        self.meter = meter
         self.warnings = RepeatedWarnings()
         self._state = state
         shortest = min(limits.header_seconds, limits.body_seconds, limits.send_seconds, limits.idle_seconds, LINGER_SECONDS)
@@ -86,6 +88,7 @@ class ConnectionWatch:
 
     def lost(self) -> None:
         """A connection has ended."""
+        self.meter.connection_closed()
         if not self._state.connections:
             self._none_left.set()
 
@@ -135,10 +138,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._watch.meter.connection_opened()
         self._answers = AnswerTransport(transport, self.close_after_answer)
         extra = len(self.connections) - self._watch.limits.connections
         if extra > EXTRA_CONNECTIONS:
             self._warn(TOO_MANY_CONNECTIONS.cause)
+            self._watch.meter.rejected(TOO_MANY_CONNECTIONS.code)
             transport.abort()
         elif extra > 0:
             self._refuse(TOO_MANY_CONNECTIONS)
@@ -302,6 +307,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, refusal: Refusal) -> None:
         """Answer with an error, unless an answer to an earlier request is due, and close the connection."""
         self._warn(refusal.cause)
+        self._watch.meter.rejected(refusal.code)
         running, self._discarding = self._running, True
         if running is None and not self._in_body:
             self.transport.write(self._encoded(refusal))

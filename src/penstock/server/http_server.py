@@ -19,9 +19,11 @@ import uvicorn
 from penstock.server.application import Application
 from penstock.server.audit import AuditLog
 from penstock.server.bind_addresses import BACKLOG, close_listeners, listen, url_of
+from penstock.server.health import HealthSettings
 from penstock.server.home_calls import ServedHome
 from penstock.server.http_protocol import ConnectionWatch, HttpProtocol
 from penstock.server.key_ring import KeyRing
+from penstock.server.metrics import MetricsSettings
 from penstock.server.server_limits import ServerLimits
 from penstock.server.tls import TlsFiles, tls_context
 from penstock.words.errors import InvalidRequest
@@ -45,6 +47,8 @@ class HttpServer:
         *,
         keys: KeyRing | None = None,
         audit: AuditLog | None = None,
+        metrics: MetricsSettings | None = None,
+        health: HealthSettings | None = None,
         tls: TlsFiles | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         trusted_proxies: Sequence[str] = (),
@@ -53,7 +57,7 @@ class HttpServer:
         header is believed.
         """
         self._limits = limits or ServerLimits()
-        self.application = Application(home, self._limits, keys=keys, audit=audit)
+        self.application = Application(home, self._limits, keys=keys, audit=audit, metrics=metrics, health=health)
         self.urls = [url_of(listener, tls is not None) for listener in listeners]
         config = uvicorn.Config(
             self.application,
@@ -160,7 +164,7 @@ class DrainingServer(uvicorn.Server):
             raise RuntimeError("the application did not start; the log says why")
         await self.on_tick(0)  # sets the headers of all answers
         loop.set_exception_handler(self._report_error)
-        self._watch = ConnectionWatch(self._limits, self.server_state)
+        self._watch = ConnectionWatch(self._limits, self.server_state, self._application.meter)
         self._watch.start()
         self.servers = [await self._listen(listener) for listener in self._listeners]
         self.started = True

@@ -48,12 +48,21 @@ from penstock.operations import (
 from penstock.reports import BrokerMetrics
 from penstock.server import arrow_streams, item_handlers, json_admin, json_items, json_queues, queue_handlers
 from penstock.server.arrow_streams import ARROW_TYPE
-from penstock.server.http_errors import NotAcceptable, QueueNotEmpty, UnsupportedMediaType
 from penstock.server.json_call import Handler, IncarnationCache, JsonCall, RequestHeaders, RunFunction, read_headers
 from penstock.server.request_body import check_value_count, decompress
 from penstock.server.served_request import JSON_TYPE, LARGE_BYTES, Reply, ServedRequest
 from penstock.server.server_limits import ServerLimits
-from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, QueueExists, QueueFull, QueueHeld
+from penstock.words.errors import (
+    InvalidRequest,
+    LeaseLost,
+    NotAcceptable,
+    PenstockError,
+    QueueExists,
+    QueueFull,
+    QueueHeld,
+    QueueNotEmpty,
+    UnsupportedMediaType,
+)
 
 
 class Route(NamedTuple):

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from penstock.server.arrow_streams import ARROW_TYPE
-from penstock.server.http_errors import NotAcceptable, UnsupportedMediaType
 from penstock.server.json_api import ROUTES, Route
 from penstock.server.json_items import FailedItems, ProduceReply, SettleReply
 from penstock.server.request_body import ENCODINGS
@@ -27,12 +26,14 @@ from penstock.words.errors import (
     BrokerClosed,
     CorruptLog,
     InvalidRequest,
+    NotAcceptable,
     OutcomeUnknown,
     PenstockError,
     QueueBusy,
     QueueNotFound,
     StorageFailed,
     Unauthenticated,
+    UnsupportedMediaType,
 )
 
 PATH = "/openapi.json"

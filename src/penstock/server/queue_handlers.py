@@ -37,7 +37,6 @@ from penstock.operations import (
 from penstock.reports import BrokerMetrics
 from penstock.rules.options import check_name
 from penstock.rules.routing import key_id
-from penstock.server.http_errors import QueueNotEmpty
 from penstock.server.json_admin import (
     BrokerReply,
     ClearBody,
@@ -86,7 +85,7 @@ from penstock.server.json_queues import (
     to_options,
 )
 from penstock.server.json_values import key_bytes_of, wait_microseconds
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, QueueNotEmpty
 from penstock.words.ids import parse_id
 
 # -- queues ------------------------------------------------------------------------------------------

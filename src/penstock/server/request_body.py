@@ -9,8 +9,7 @@ import sys
 import zlib
 from typing import Any
 
-from penstock.server.http_errors import UnsupportedMediaType
-from penstock.words.errors import BodyTooLarge, InvalidRequest
+from penstock.words.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 from penstock.words.limits import MIB
 
 if sys.version_info >= (3, 14):

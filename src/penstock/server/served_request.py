@@ -73,6 +73,8 @@ class ServedRequest:
         self._gate = gate
         self._receive = receive
         self._held_bytes = 0
+        self.body_bytes = 0
+        """The size of the body that was read."""
         self._started: HomeCall | None = None
         """The newest operation."""
         client = scope.get("client")
@@ -109,7 +111,7 @@ class ServedRequest:
             if message["type"] == "http.disconnect":
                 raise ClientGone
             parts.append(message.get("body", b""))
-            size += len(parts[-1])
+            self.body_bytes = size = size + len(parts[-1])
             if size > limit:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
             self._hold(size)

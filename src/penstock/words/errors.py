@@ -47,13 +47,6 @@ class QueueExists(PenstockError):
     http_status = 409
 
 
-class BodyTooLarge(PenstockError):
-    """The body of an HTTP request is larger than the server allows; send less at a time."""
-
-    code = "body_too_large"
-    http_status = 413
-
-
 class Unauthenticated(PenstockError):
     """No API key was given, or it is unknown, expired or revoked; send a valid one."""
 
@@ -68,6 +61,51 @@ class AccessDenied(PenstockError):
 
     code = "access_denied"
     http_status = 403
+
+
+# -- only an HTTP client can meet these -------------------------------------------------------------
+
+
+class BodyTooLarge(PenstockError):
+    """The body of an HTTP request is larger than the server allows; send less at a time."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class UnknownPath(PenstockError):
+    """There is nothing at the path; use one that the message names, or see /openapi.json."""
+
+    code = "unknown_path"
+    http_status = 404
+
+
+class MethodNotAllowed(PenstockError):
+    """The path exists, but not with this method; use the one in the header Allow."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class NotAcceptable(PenstockError):
+    """The reply cannot have a type that the header Accept names; accept application/json."""
+
+    code = "not_acceptable"
+    http_status = 406
+
+
+class QueueNotEmpty(PenstockError):
+    """The queue has items that are not completed; complete or clear them, or delete it with `force`."""
+
+    code = "queue_not_empty"
+    http_status = 409
+
+
+class UnsupportedMediaType(PenstockError):
+    """The body has a type or an encoding that is not understood here; send JSON, plain or compressed."""
+
+    code = "unsupported_media_type"
+    http_status = 415
 
 
 # -- the same request may succeed later --------------------------------------------------------------
