@@ -43,6 +43,12 @@ def test_wrong_options(orders_cli: CommandLine, args: list[str], said: str) -> N
     assert orders_cli.refused("serve", *args).startswith(said)
 
 
+def test_a_server_that_cannot_say_that_it_is_ready_ends(orders_cli: CommandLine) -> None:
+    said = orders_cli.run("serve", "--bind", "127.0.0.1:0", "--ready-file", "/nowhere/ready", code=2).err
+    assert "penstock: the ready file /nowhere/ready cannot be written (No such file or directory); fix the path\n" in said
+    assert orders_cli.json("stats")["owner"] is None
+
+
 def test_a_server_serves_a_directory(cli: CommandLine) -> None:
     assert "a server opens a directory of its own machine" in cli.refused("serve", broker="http://127.0.0.1:1")
     assert "there is no directory" in cli.refused("serve", code=5)

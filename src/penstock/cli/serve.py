@@ -208,7 +208,7 @@ def _serve(session: CommandContext, settings: ServerSettings, server: "HttpServe
         role = "owner of the directory" if document["owner"] else "client of the directory's owner"
         facts = f"{role}, keys {'on' if document['keys'] else 'off'}, TLS {'on' if document['tls'] else 'off'}"
         if settings.ready_file:
-            _write_whole(settings.ready_file, "".join(f"{url}\n" for url in server.urls))
+            _write_ready_file(settings.ready_file, server.urls)
         session.print_next_answer(document, f"serving {document['directory']} on {', '.join(server.urls)}: {facts}")
         tell_service_manager("READY=1", f"STATUS=serving on {', '.join(server.urls)}")
 
@@ -304,11 +304,14 @@ class _ForwardingHandler(logging.Handler):
         _log.handle(record)
 
 
-def _write_whole(path: str, text: str) -> None:
-    """Write a file so that nobody reads a part of it."""
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{path}.new", path)
+def _write_ready_file(path: str, urls: Sequence[str]) -> None:
+    """Write the file so that nobody reads a part of it."""
+    try:
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
+            file.writelines(f"{url}\n" for url in urls)
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        raise CommandFailed(f"the ready file {path} cannot be written ({error.strerror}); fix the path") from None
 
 
 # -- declared queues ---------------------------------------------------------------------------------

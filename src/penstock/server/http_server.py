@@ -21,7 +21,7 @@ from penstock.server.audit import AuditLog
 from penstock.server.bind_addresses import BACKLOG, close_listeners, listen, url_of
 from penstock.server.health import HealthSettings
 from penstock.server.home_calls import ServedHome
-from penstock.server.http_protocol import ConnectionWatch, HttpProtocol
+from penstock.server.http_protocol import LINGER_SECONDS, ConnectionWatch, HttpProtocol
 from penstock.server.key_ring import KeyRing
 from penstock.server.metrics import MetricsSettings
 from penstock.server.server_limits import ServerLimits
@@ -166,19 +166,26 @@ class DrainingServer(uvicorn.Server):
         loop.set_exception_handler(self._report_error)
         self._watch = ConnectionWatch(self._limits, self.server_state, self._application.meter)
         self._watch.start()
-        self.servers = [await self._listen(listener) for listener in self._listeners]
+        self.servers = []
+        try:
+            for listener in self._listeners:
+                self.servers.append(await self._listen(listener))
+            if not self._stop_requests and self.on_started is not None:
+                self.on_started()
+        except BaseException:
+            self.force_exit = True
+            await self.shutdown()
+            raise
         self.started = True
         if self._stop_requests:
             self._see_stop()
-        elif self.on_started is not None:
-            self.on_started()
 
     async def _listen(self, listener: socket.socket) -> asyncio.Server:
         """Accept connections on a copy of the socket: it stays open when this server of the event loop is replaced."""
         assert self._loop is not None
         options: dict[str, Any] = {"sock": listener.dup(), "ssl": self._context, "backlog": BACKLOG}
         if self._context is not None:
-            options["ssl_handshake_timeout"] = self._limits.header_seconds
+            options |= {"ssl_handshake_timeout": self._limits.header_seconds, "ssl_shutdown_timeout": LINGER_SECONDS}
         create = self._loop.create_unix_server if listener.family == socket.AF_UNIX else self._loop.create_server
         made: asyncio.Server = await create(self._make_protocol, **options)
         return made
