@@ -359,6 +359,18 @@ def test_closing_does_not_wait_long_for_a_server_that_does_not_answer(server: Sc
     server.answer(SILENCE)
 
 
+def test_closing_ends_calls_to_a_server_that_is_gone(server: ScriptedServer, client: HttpBroker) -> None:
+    answers: SimpleQueue[Any] = SimpleQueue()
+    client.submit(produce(), answers.put)
+    client.submit(LeaseItems(queue=7, wait=60 * SECOND), answers.put)
+    server.answer(DROP, DROP)
+    for _ in range(2):
+        server.received.get(timeout=WAIT)
+    server.close()
+    client.close()
+    assert {type(answers.get(timeout=WAIT)) for _ in range(2)} == {BrokerClosed}
+
+
 def test_the_thread_that_reads_answers_cannot_wait_for_one(server: ScriptedServer, client: HttpBroker) -> None:
     answers: SimpleQueue[Any] = SimpleQueue()
     server.answer(STORED)

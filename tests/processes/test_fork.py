@@ -17,14 +17,18 @@ from penstock.errors import BrokerClosed, InvalidRequest
 from tests.broker.owner_process import BrokerProcess
 from tests.processes import forking_programs as programs
 from tests.processes.forking_programs import run
+from tests.server.conftest import serve
 
 
-@pytest.fixture(params=["owner", "client"])
+@pytest.fixture(params=["owner", "client", "http"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A directory that the forking process will own, or that another process owns."""
+    """A directory that the forking process will own, or that another process owns; or the address of a server."""
     path = str(tmp_path / "data")
     if request.param == "owner":
         yield path
+    elif request.param == "http":
+        with penstock.open(path) as broker, serve(broker.home) as server:
+            yield server.url
     else:
         with BrokerProcess(path):
             yield path
@@ -83,9 +87,9 @@ def test_a_fork_while_threads_of_the_parent_are_at_work(directory: str) -> None:
     assert found["stored"] == found["produced"]
 
 
-def test_a_fork_in_the_middle_of_a_call_of_a_client(tmp_path: Path) -> None:
-    with BrokerProcess(tmp_path / "data"):
-        assert run(programs.fork_in_a_handler_of_a_signal, tmp_path / "data") == {"found": ["for the parent"], "status": 0}
+@pytest.mark.parametrize("directory", ["client", "http"], indirect=True)
+def test_a_fork_in_the_middle_of_a_call_of_a_client(directory: str) -> None:
+    assert run(programs.fork_in_a_handler_of_a_signal, directory) == {"found": ["for the parent"], "status": 0}
 
 
 # -- a parent that ends ----------------------------------------------------------------------------------

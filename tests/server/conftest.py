@@ -17,9 +17,9 @@ from tests.server.poster import Poster
 
 
 @contextmanager
-def serve(home: Home, limits: ServerLimits | None = None, **options: Any) -> Iterator[HttpServer]:
-    """A server of this home on a free port, in a thread."""
-    server = HttpServer(cast(ServedHome, home), [listen("127.0.0.1", 0)], limits, **options)
+def serve(home: Home, limits: ServerLimits | None = None, port: int = 0, **options: Any) -> Iterator[HttpServer]:
+    """A server of this home, on a free port if none is given, in a thread."""
+    server = HttpServer(cast(ServedHome, home), [listen("127.0.0.1", port)], limits, **options)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

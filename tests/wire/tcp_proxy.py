@@ -24,8 +24,8 @@ class TcpProxy:
         self.connections = 0
         self.is_silent = False
         """Whether bytes of clients are read and not passed on."""
-        self.requests: list[bytes] = []
-        """The bytes of clients, as they came."""
+        self.last_sizes: dict[Direction, int] = {}
+        """How many bytes came last, in each direction."""
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -79,10 +79,9 @@ class TcpProxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, direction: Direction) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                if direction == "request":
-                    self.requests.append(data)
-                    if self.is_silent:
-                        continue
+                self.last_sizes[direction] = len(data)
+                if direction == "request" and self.is_silent:
+                    continue
                 left = self._left(direction, len(data))
                 target.sendall(data[:left])
                 if left < len(data):

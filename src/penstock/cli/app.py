@@ -49,7 +49,14 @@ def main(
     context: typer.Context,
     broker: Annotated[
         str | None,
-        typer.Option("--broker", "-b", envvar=BROKER_VARIABLE, metavar="DIR", help="The broker's directory.", show_default=False),
+        typer.Option(
+            "--broker",
+            "-b",
+            envvar=BROKER_VARIABLE,
+            metavar="DIR|URL",
+            help="The broker's directory, or the address of its server (http://host:port); its API key is in $PENSTOCK_API_KEY.",
+            show_default=False,
+        ),
     ] = None,
     root: Annotated[
         list[str] | None, typer.Option(metavar="DIR", help="Another storage root of the broker; may be repeated.", show_default=False)
@@ -62,6 +69,16 @@ def main(
             show_default=False,
         ),
     ] = None,
+    ca_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="For https://: certificates to trust instead of the system's.", show_default=False),
+    ] = None,
+    cert_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="For https://: the certificate of this client, with its key.", show_default=False)
+    ] = None,
+    key_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="For https://: that key, if it has a file of its own.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
@@ -72,7 +89,9 @@ def main(
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     seconds = None if owner_timeout is None else option_values.parse_duration(owner_timeout, "--owner-timeout")
-    context.obj = CommandContext(broker or "", root or (), as_json, seconds)
+    given = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+    certificates = {name: path for name, path in given.items() if path is not None}
+    context.obj = CommandContext(broker or "", root or (), as_json, seconds, certificates=certificates)
 
 
 for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group, serve.group):

@@ -2,7 +2,8 @@
 
 Owns: `CommandContext`. A command that changes something opens the broker: through the process that owns the directory,
 or as its owner if there is none. A command that only looks asks the owner too, and reads the files if there is none or
-it does not answer; it never becomes the owner. Only `queue create` and `own --create` make a directory.
+it does not answer; it never becomes the owner. Only `queue create` and `own --create` make a directory. The broker of a
+server is used over HTTP by every command that needs no files.
 Answers go to stdout, everything else (progress, notes, errors) to stderr.
 """
 
@@ -10,7 +11,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +25,15 @@ from penstock.api._sync.broker import Broker
 from penstock.api._sync.broker import open as open_broker
 from penstock.broker.directory_view import PATIENCE, DirectoryView
 from penstock.broker.snapshot import Snapshot
-from penstock.broker.targets import checked_target
+from penstock.broker.targets import checked_target, is_url
 from penstock.cli import text_output
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.log_output import LogOutput, json_line
 from penstock.logs.backends import MEMORY, holds_broker
-from penstock.operations import DescribeOwner
+from penstock.operations import DescribeOwner, Home
 from penstock.reports import OwnerDescription
 from penstock.words.clock import SECOND
+from penstock.words.errors import AccessDenied
 from penstock.words.logs import LEVELS
 
 BROKER_VARIABLE = "PENSTOCK_BROKER"
@@ -64,20 +66,27 @@ class CommandContext:
         as_json: bool = False,
         owner_timeout: float | None = None,
         log: LogOutput | None = None,
+        certificates: Mapping[str, str] | None = None,
     ) -> None:
-        """owner_timeout: how long to wait for an owner that does not answer; None: the default of each command."""
+        """owner_timeout: how long to wait for an owner that does not answer; None: the default of each command.
+        certificates: the options of `penstock.open` for https://.
+        """
         self.as_json = as_json
+        self._certificates = dict(certificates or {})
         self.roots = [os.path.expanduser(root) for root in roots]
         self.owner_timeout = owner_timeout
         self.log = log or LogOutput()
         self._target = target
         self._view: DirectoryView | None = None
+        self._viewed: Home | None = None
+        """The home of the broker that is looked at."""
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def with_options(self, target: str | None, as_json: bool) -> "CommandContext":
         """The same context with the options that followed the command."""
-        return CommandContext(target or self._target, self.roots, as_json or self.as_json, self.owner_timeout, self.log)
+        given = target or self._target
+        return CommandContext(given, self.roots, as_json or self.as_json, self.owner_timeout, self.log, self._certificates)
 
     # -- the broker ----------------------------------------------------------------------------------
 
@@ -88,13 +97,18 @@ class CommandContext:
 
     @property
     def target(self) -> str:
-        """The directory of the broker; raises if none was given or it is not a path of a directory."""
+        """The directory of the broker, or the address of its server; raises if none was given or it is neither."""
         if not self._target:
-            raise CommandFailed(f"no broker is named; give its directory with --broker, or set {BROKER_VARIABLE}")
+            raise CommandFailed(f"no broker is named; give its directory or address with --broker, or set {BROKER_VARIABLE}")
         if self._target == MEMORY:
             raise CommandFailed(f"{MEMORY} ends with the process that opened it; give a directory")
         checked_target(self._target, self.roots)
-        return os.path.expanduser(self._target)
+        return self._target if self.is_server else os.path.expanduser(self._target)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the broker is that of a server."""
+        return is_url(self._target)
 
     def require_directory(self, why: str) -> None:
         """Raise for the address of a server. why: as in "API keys are managed on the server's machine"."""
@@ -110,15 +124,21 @@ class CommandContext:
         if not create:
             self.require_broker()
         wait = OWNER_TIMEOUT if self.owner_timeout is None else self.owner_timeout
-        with self.log_to_stderr(traces), open_broker(self.target, roots=self.roots, wait=wait, **options) as broker:
+        chosen = {"roots": self.roots or None, "wait": wait, **self._certificates, **options}
+        with self.log_to_stderr(traces), open_broker(self.target, **chosen) as broker:
             yield broker
 
     @contextmanager
     def view(self) -> Iterator[Broker]:
         """Open the broker only to look at it."""
+        if self.is_server:
+            with self.broker(wait=PATIENCE / SECOND if self.owner_timeout is None else self.owner_timeout) as broker:
+                self._viewed = broker.home
+                yield broker
+            return
         self.require_broker()
         patience = PATIENCE if self.owner_timeout is None else int(self.owner_timeout * SECOND)
-        self._view = DirectoryView(checked_target(self.target, self.roots), patience=patience, on_silent=self.print_note)
+        self._view = self._viewed = DirectoryView(checked_target(self.target, self.roots), patience=patience, on_silent=self.print_note)
         with Broker(self._view, self.target) as broker:
             yield broker
 
@@ -130,18 +150,23 @@ class CommandContext:
     def describe_owner(self) -> tuple[OwnerDescription | None, bool]:
         """The owner of the broker that is looked at, and whether it answers.
 
-        This command is left out of its clients. None if no process is the owner.
+        This command is left out of its clients. None if no process is the owner; or, with an answer, if the API key of
+        this command does not allow to know it.
         """
-        assert self._view is not None
-        found = self._view.call(DescribeOwner())
+        assert self._viewed is not None
+        try:
+            found = self._viewed.call(DescribeOwner())
+        except AccessDenied:
+            return None, True
         own = next((client for client in found.clients if client.pid == os.getpid()), None)
-        if own is not None:
+        if own is not None and not self.is_server:
             found.clients.remove(own)
-        return found if found.pid else None, self._view.is_live
+        return found if found.pid else None, self._view is None or self._view.is_live
 
     @contextmanager
     def snapshot(self) -> Iterator[Broker]:
         """Open the broker as its files are, without asking the owner."""
+        self.require_directory("the files of a broker are on the server's machine")
         self.require_broker()
         with Broker(Snapshot.open(checked_target(self.target, self.roots)), self.target) as broker:
             yield broker
@@ -170,7 +195,9 @@ class CommandContext:
             log.removeHandler(handler)
 
     def require_broker(self) -> None:
-        """Raise unless the directory exists and holds a broker."""
+        """Raise unless the directory exists and holds a broker. A server is asked when it is used."""
+        if self.is_server:
+            return
         advice = "fix the path, or create a broker there: penstock queue create, or penstock own --create"
         if not os.path.lexists(self.target):
             raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)

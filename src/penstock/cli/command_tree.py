@@ -30,7 +30,13 @@ ORDER = (
 
 BrokerOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--broker", "-b", metavar="DIR", help=f"The broker's directory.  [default: ${BROKER_VARIABLE}]", show_default=False),
+    typer.Option(
+        "--broker",
+        "-b",
+        metavar="DIR|URL",
+        help=f"The broker's directory, or the address of its server.  [default: ${BROKER_VARIABLE}]",
+        show_default=False,
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 _COMMON = (
@@ -156,8 +162,8 @@ def _print_usage_error(error: Exception) -> int:
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     """The names of queues with this prefix, for the shell's completion, which must never print an error."""
     with suppress(BaseException):
-        session = CommandContext(_broker_so_far(context))
-        with session.snapshot() as broker:
+        session = CommandContext(_broker_so_far(context), owner_timeout=0.0)
+        with session.view() if session.is_server else session.snapshot() as broker:
             return [info.name for info in broker.queues(prefix=incomplete, limit=100)]
     return []
 

@@ -68,6 +68,8 @@ _IN_COMMANDS: Final = {
     "pass exist_ok=True": "add --exist-ok",
     "wait longer (wait=…)": "wait longer (penstock --owner-timeout …)",
     "(own=False)": "(--no-own)",
+    "ca_file=…": "--ca-file",
+    "give the API key as api_key=…, or in ": "give the API key in ",
 }
 """Words of the API in messages, and what commands say instead."""
 _NAMED = re.compile(r"([a-z_]+) is ")

@@ -44,7 +44,7 @@ class SeenOwner(NamedTuple):
     """The owner of a directory, as a command sees it."""
 
     description: OwnerDescription | None
-    """None when no process is the owner."""
+    """None when no process is the owner, or when the command may not know it."""
     answers: bool
     """Whether it answered. If not, its clients are not known."""
 
@@ -68,7 +68,8 @@ class SeenOwner(NamedTuple):
         """One line for the owner and one for each client."""
         owner = self.description
         if owner is None:
-            return text_output.format_pairs([("owner", "none: no process has the directory open")]).splitlines()
+            why = "not shown: the API key is for some queues only" if self.answers else "none: no process has the directory open"
+            return text_output.format_pairs([("owner", why)]).splitlines()
         silent = "" if self.answers else ", which does not answer: its clients are not known"
         facts = [("owner", f"process {owner.pid} on {owner.host} since {_time(owner.since)}{silent}")]
         facts += [("client", _client(one)) for one in owner.clients[:SHOWN_CLIENTS]]
@@ -112,6 +113,7 @@ def own(
     """
     session.log.choose(log_format, log_level)
     session = session.with_options(directory, False)
+    session.require_directory("a directory is owned by a process of its machine")
     free = MIN_FREE_BYTES if min_free is None else option_values.parse_size(min_free, "--min-free")
     options: dict[str, Any] = {"durability": durability, "min_free_bytes": free}
     if not create:

@@ -188,6 +188,7 @@ def _document(log: NamedLog, report: RepairReport | PenstockError) -> dict[str, 
 
 def _logs(session: CommandContext, queue: str | None, partition: int | None) -> tuple[FileStore, list[NamedLog]]:
     """The chosen logs. Queue names come from the catalog; if it is damaged, the incarnation is the name."""
+    session.require_directory("logs are files of the server's machine")
     session.require_broker()
     directory = FileStore.open([session.target, *session.roots], read_only=True)
     names = {0: CATALOG}

@@ -46,6 +46,7 @@ _MASTERS = re.compile(r"local(\[(\*|[1-9]\d*)(,\s*[1-9]\d*)?\])?|local-cluster\[
 
 def broker_option(session: CommandContext) -> str:
     """The option `broker` of the data source. Raises if there is no broker."""
+    session.require_directory("Spark reads and writes the files of the server's machine")
     session.require_broker()
     return json.dumps([session.target, *session.roots]) if session.roots else session.target
 

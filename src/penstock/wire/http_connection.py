@@ -6,6 +6,7 @@ The head and the body of a response are bounded. A forked child closes the socke
 """
 
 import asyncio
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -280,7 +281,8 @@ class ConnectionPool:
             hint = ""
             if isinstance(error, ConnectionRefusedError) and self._address.port in SCHEMES.values():
                 hint = f"; `penstock serve` listens on port {SERVER_PORT} unless it is told another"
-            raise ServerUnreachable(f"{error.strerror or error}{hint}") from error
+            known = error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror)
+            raise ServerUnreachable(f"{os.strerror(error.errno) if known else error.strerror or error}{hint}") from error
 
     async def _resolve(self) -> list[Any]:
         """The socket addresses of the server. A name is looked up by another thread, since that may take long."""
