@@ -239,12 +239,16 @@ class PartitionHandle:
         return StorageFailed(f"partition {self.number} is failing ({self.error}); it will be reopened; try again in a moment")
 
     def fail(self, error: PenstockError) -> None:
+        """Mark it as failing because of its storage, and set when to reopen it."""
+        self.tally.failures += 1
+        self._back_off(error)
+
+    def _back_off(self, error: PenstockError) -> None:
         """Mark it as failing, and set when to reopen it: the back-off grows with each failure."""
         self.error = error
         wait = min(LAST_WAIT, FIRST_WAIT * GROWTH**self._failures)
         wait *= 1 + JITTER * (2 * self._chance() - 1)
         self._failures = min(self._failures + 1, 20)
-        self.tally.failures += 1
         self._retry_at = self._clock.read().elapsed + int(wait)
         self.next_run = self._retry_at
 
@@ -343,7 +347,7 @@ class PartitionHandle:
         if self.partition is None or self.partition.is_committed:
             return
         self.partition.failed = True
-        self.fail(error)
+        self._back_off(error)
         try:
             self.reopen()
             self.error = None
