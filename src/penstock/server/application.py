@@ -59,7 +59,7 @@ class Application:
         self._sessions: SessionTable[ServedRequest] = SessionTable()
         self._threads = ThreadPoolExecutor(4, "penstock-http")
         self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call, **JsonApi(self._limits, self._run).handlers()}
-        self._pages: Mapping[str, Callable[[], Reply]] = {openapi.PATH: openapi.document_reply}
+        self._pages: Mapping[str, Callable[[], Reply]] = {openapi.PATH: lambda: openapi.document_reply(self._gate.needs_key)}
         self._error_replies: Mapping[str, Callable[[PenstockError], Reply]] = {CALL_PATH: _encoded_error}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -64,6 +64,11 @@ class Gate:
         if self._keys is not None:
             self._keys.close()
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key now."""
+        return self._keys is not None and not self._keys.is_open
+
     # -- requests ------------------------------------------------------------------------------------
 
     def enter(self, authorization: str, client: str) -> Caller:
