@@ -45,7 +45,7 @@ NEEDED = {
     "produce": ["ProduceItems", "PublishWrite", "FindWrite"],
     "consume": [
         "LeaseItems", "SettleItems", "ReportProgress", "MoveCursor", "ReleaseCursor", "TakeGrant", "RenewStream", "EndStream", "ReadGrant",
-        "FailGranted",
+        "FailGranted", "FindLeases",
     ],
     "admin": [
         "CreateQueue", "UpdateQueue", "ResizeQueue", "SetReadOnly", "DeleteQueue", "PauseQueue", "CompactQueue", "ClearItems", "SeekItems",

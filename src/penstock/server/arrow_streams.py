@@ -59,12 +59,11 @@ def read_items(body: bytes, limit: int) -> list[Batch]:
 def _check_buffers(pyarrow: Any, body: bytes, limit: int) -> None:
     """BodyTooLarge when the buffers of a stream are longer than `limit` when they are decompressed."""
     total = 0
-    with pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(body)) as messages:
-        for message in _each(messages):
-            if message.type in ("record batch", "dictionary"):
-                total += sum(_buffer_sizes(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
-            if total > limit:
-                raise _too_large(limit)
+    for message in _each(pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(body))):
+        if message.type in ("record batch", "dictionary"):
+            total += sum(_buffer_sizes(message.metadata.to_pybytes(), message.body, message.type == "dictionary"))
+        if total > limit:
+            raise _too_large(limit)
 
 
 def _each(messages: Any) -> Iterator[Any]:

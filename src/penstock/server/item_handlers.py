@@ -314,7 +314,8 @@ async def _settle_all(call: JsonCall, body: SettleBody, action: SettleAction, **
 
 
 async def complete(call: JsonCall, body: CompleteBody) -> SettleReply | Reply:
-    """Mark leased items as done, and perhaps produce follow-ups in the same step.
+    """Mark leased items as done, and perhaps produce follow-ups in the same step; for these a key needs the scope
+    produce, too.
 
     Each item has its own result. If none is completed, the status is that of the first error: 410 when the lease has
     ended.

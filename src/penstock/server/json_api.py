@@ -238,6 +238,22 @@ def _decode(decoder: "msgspec.json.Decoder[Any]", body: bytes) -> Any:
     if not body:
         raise InvalidRequest("the body is empty; send a JSON object, {} for one without fields")
     try:
-        return decoder.decode(check_value_count(body))
+        try:
+            return decoder.decode(check_value_count(body))
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+            return msgspec.convert(_with_whole_numbers(msgspec.json.decode(body)), decoder.type, str_keys=True)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not as it must be: {error}; see /openapi.json for its fields") from None
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """A decoded value whose numbers such as 3.0, which JSON does not tell from 3, are ints."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, list):
+        return [_with_whole_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(one) for name, one in value.items()}
+    return value

@@ -9,12 +9,12 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from penstock.operations import FindQueue
 from penstock.server.arrow_streams import ARROW_TYPE
 from penstock.server.json_api import ROUTES, Route
 from penstock.server.json_items import FailedItems, ProduceReply, SettleReply
@@ -35,6 +35,7 @@ from penstock.words.errors import (
     Unauthenticated,
     UnsupportedMediaType,
 )
+from penstock.words.version import __version__
 
 PATH = "/openapi.json"
 COMMON_ERRORS = (
@@ -60,16 +61,17 @@ _ARROW_BODY = """The items may be sent as an Arrow stream, too, with the columns
 at, ttl and dedup. The fields queue_name, request_id and request_timeout are in the query string then."""
 
 
-def document_reply() -> Reply:
-    return Reply(_encoded())
+def document_reply(needs_key: bool) -> Reply:
+    """needs_key: whether requests to the server need an API key."""
+    return Reply(_encoded(needs_key))
 
 
 @cache
-def _encoded() -> bytes:
-    return msgspec.json.encode(document())
+def _encoded(needs_key: bool) -> bytes:
+    return msgspec.json.encode(document(needs_key))
 
 
-def document() -> dict[str, Any]:
+def document(needs_key: bool = False) -> dict[str, Any]:
     """The document, as JSON values."""
     shapes = {shape for route in ROUTES for shape in (route.body, route.reply)} | {Problem, FailedItems}
     _, schemas = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFERENCE)
@@ -80,11 +82,11 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Penstock",
-            "version": _version(),
+            "version": __version__,
             "summary": "A durable, partitioned work queue",
             "description": _unwrapped(_SUMMARY.format(encodings=" or ".join(ENCODINGS))),
         },
-        "security": [{}, {"key": []}],
+        "security": [{"key": []}] if needs_key else [{}, {"key": []}],
         "paths": {route.path: {"post": _operation(route)} for route in ROUTES},
         "components": {
             "schemas": schemas,
@@ -95,17 +97,9 @@ def document() -> dict[str, Any]:
     }
 
 
-def _version() -> str:
-    try:
-        return version("penstock")
-    except PackageNotFoundError:  # run from its source
-        return "unknown"
-
-
 def _operation(route: Route) -> dict[str, Any]:
     summary, _, rest = _unwrapped(route.handler.__doc__ or "").partition("\n\n")
-    scopes = sorted({kind.scope for kind in route.operations if kind.__name__ != "FindQueue"})
-    needed = f"An API key needs the scope {' and '.join(scopes)}." if scopes else "An API key needs any scope."
+    needed = f"An API key needs {_scope(route)}."
     content = {JSON_TYPE: {"schema": _reference(route.body)}}
     if route.takes_arrow:
         content[ARROW_TYPE] = {"schema": _BINARY}
@@ -118,6 +112,14 @@ def _operation(route: Route) -> dict[str, Any]:
         "requestBody": {"required": True, "content": content},
         "responses": _responses(route),
     }
+
+
+def _scope(route: Route) -> str:
+    """The scope that a key needs for a route."""
+    if route.operations == (FindQueue,):
+        return "any scope"
+    scopes = {kind.scope for kind in route.operations}
+    return "the scope " + next(scope for scope in ("admin", "produce", "consume", "read", "look") if scope in scopes)
 
 
 def _responses(route: Route) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def make_pages(
         return Response(found.body, media_type=found.content_type, headers=NO_STORE)
 
     async def show_openapi(request: Request) -> Response:
-        return _response(openapi.document_reply())
+        return _response(openapi.document_reply(needs_key()))
 
     async def refuse(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
