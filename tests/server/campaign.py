@@ -1,0 +1,112 @@
+"""A campaign over HTTP: processes are clients of a server, which is killed and frozen again and again.
+
+Owns: `ServerCampaign` and `run_server_campaign`. The processes, their journals and the checker are those of
+tests/processes. To repeat one:
+    python -m tests.server.campaign --seed 7 --kills 100 [--owner]
+With --owner another process owns the directory, at first, and the server is its client; either is killed.
+"""
+
+import argparse
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.processes.campaign import TAKEOVER_SECONDS, Campaign, CampaignFailed, Slot, judge, report
+
+SERVER, OWNER, JSON = "server", "owner", "json"
+SERVING = (SERVER, OWNER)
+ROLES = ["producer", "both", "consumer", "units", "worker", "async", "operator", "reader"]
+FEW_ROLES = ["both", "worker", "async", "reader"]
+DIRECTORY_ROLES = ["both", "reader"]
+"""The roles that use the directory itself, beside the server, in a campaign with an owner."""
+
+
+def free_port() -> int:
+    """A port that nobody listens on. The server's socket is not opened here: each of its successors opens its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+class ServerCampaign(Campaign):
+    """The driver of a server and its clients."""
+
+    def __init__(self, folder: Path, seed: int, roles: list[str], *, owner: bool) -> None:
+        self.port = free_port()
+        self.kills = 0
+        """How often the server was killed."""
+        super().__init__(folder, seed, [*([OWNER] if owner else []), SERVER, *roles])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self, slot: Slot, journal: Path) -> list[str]:
+        if slot.role == SERVER:
+            return ["tests.server.serve_program", str(self.directory), str(self.port)]
+        if slot.role == OWNER:
+            return ["penstock", "own", str(self.directory)]
+        return ["tests.processes.program", self.url, str(journal), slot.role, str(self.seed)]
+
+    def done(self) -> int:
+        return self.kills
+
+    def kill(self, slot: Slot) -> float:
+        self.kills += slot.role == SERVER
+        return super().kill(slot)
+
+    def victim(self) -> Slot:
+        """The server, or at times the owner if that is another process."""
+        owner = self.await_owner()
+        return owner if self.rng.random() < 0.3 else self._await_server()
+
+    def _await_server(self) -> Slot:
+        """Wait until the server takes connections."""
+        (slot,) = (slot for slot in self.slots if slot.role == SERVER)
+        end = time.monotonic() + TAKEOVER_SECONDS
+        while time.monotonic() < end:
+            self.look_after()
+            try:
+                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+            except OSError:
+                time.sleep(0.01)
+            else:
+                if slot.process is not None:
+                    return slot
+        raise CampaignFailed(f"the server takes no connections within {TAKEOVER_SECONDS:.0f} s: {self._last_words(slot)}")
+
+    def end(self) -> None:
+        """End the clients, then the server."""
+        self._await_server()
+        self.end_together([slot for slot in self.slots if slot.role not in SERVING])
+        self.end_together([slot for slot in self.slots if slot.role in SERVING])
+
+
+def run_server_campaign(folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = False) -> tuple[list[str], str]:
+    """Run a campaign; as `judge`."""
+    repeat = f"tests.server.campaign --seed {seed} --kills {kills} --roles {','.join(roles)}{' --owner' if owner else ''}"
+    campaign = ServerCampaign(folder, seed, roles, owner=owner)
+    problems, done = judge(campaign, kills, repeat)
+    return problems, f"{campaign.kills} kills of the server; {done}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--owner", action="store_true", help="the server is a client of another process, and either is killed")
+    parser.add_argument("--roles", default=",".join(ROLES), help="of the clients, with commas")
+    parser.add_argument("--folder", type=Path, default=None, help="keep data and journals here")
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
+    problems, done = run_server_campaign(folder, options.seed, options.kills, options.roles.split(","), owner=options.owner)
+    report(problems, done)
+    if not problems and options.folder is None:
+        shutil.rmtree(folder)
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
