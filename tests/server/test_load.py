@@ -22,7 +22,7 @@ from penstock.rules.commands import Settled
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from penstock.words.errors import PenstockError
+from penstock.words.errors import PenstockError, StorageFailed
 from penstock.words.limits import KIB, MIB
 from tests.server.conftest import serve
 from tests.server.server_process import PYTHONPATH, ROOT, BareConnection, ServerProcess, allow_open_files, encode_request
@@ -194,8 +194,7 @@ def test_the_server_says_that_it_cannot_write_and_recovers(server: ServerProcess
 def can_produce(connection: BareConnection, queue: int) -> bool:
     try:
         produce(connection, queue, [b"after"])
-    except PenstockError as error:
-        assert error.retryable, error
+    except StorageFailed:
         return False
     return True
 
@@ -203,13 +202,15 @@ def can_produce(connection: BareConnection, queue: int) -> bool:
 def test_a_full_disk_refuses_new_items_and_lets_others_be_completed() -> None:
     files = SimulatedFiles()
     files.set_free_bytes(20 * MIB)
-    with closing(EmbeddedBroker.open("/data", files=files, min_free_bytes=10 * MIB)) as broker, serve(broker) as server:
-        with closing(BareConnection(urlsplit(server.url).port or 0)) as connection:
-            queue = create(connection, "orders")
-            produce(connection, queue, [b"before"])
-            files.set_free_bytes(5 * MIB)
-            assert refusal(connection, queue) == ("queue_full", 429, True)
-            assert complete(connection, queue, connection.call(LeaseItems(queue=queue, count=10))) == [b"before"]
-            files.set_free_bytes(20 * MIB)
-            produce(connection, queue, [b"after"])
-            assert complete(connection, queue, connection.call(LeaseItems(queue=queue, count=10))) == [b"after"]
+    with ExitStack() as stack:
+        broker = stack.enter_context(closing(EmbeddedBroker.open("/data", files=files, min_free_bytes=10 * MIB)))
+        server = stack.enter_context(serve(broker))
+        connection = stack.enter_context(closing(BareConnection(urlsplit(server.url).port or 0)))
+        queue = create(connection, "orders")
+        produce(connection, queue, [b"before"])
+        files.set_free_bytes(5 * MIB)
+        assert refusal(connection, queue) == ("queue_full", 429, True)
+        assert complete(connection, queue, connection.call(LeaseItems(queue=queue, count=10))) == [b"before"]
+        files.set_free_bytes(20 * MIB)
+        produce(connection, queue, [b"after"])
+        assert complete(connection, queue, connection.call(LeaseItems(queue=queue, count=10))) == [b"after"]
