@@ -112,7 +112,7 @@ def server(directory: Path, durability: Durability) -> Iterator[int]:
     """A server of the directory; gives its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])
-    command = [sys.executable, "-m", "penstock", "serve", str(directory), "--create", "--bind", f"127.0.0.1:{port}"]
+    command = [sys.executable, "-m", "penstock.cli", "serve", str(directory), "--create", "--bind", f"127.0.0.1:{port}"]
     process = subprocess.Popen([*command, "--durability", durability], stdout=subprocess.DEVNULL)
     try:
         end = time.monotonic() + START_SECONDS

@@ -15,19 +15,15 @@ import time
 from pathlib import Path
 
 from tests.processes.campaign import TAKEOVER_SECONDS, Campaign, CampaignFailed, Slot, judge, report
+from tests.server.server_process import free_port, serve_command
 
 SERVER, OWNER, JSON = "server", "owner", "json"
 SERVING = (SERVER, OWNER)
+LOCAL = "local-"
+"""Begins the name of a role that uses the directory itself, beside the server."""
 ROLES = ["producer", "both", "consumer", "units", "worker", "async", "operator", "reader"]
 FEW_ROLES = ["both", "worker", "async", "reader"]
-DIRECTORY_ROLES = ["both", "reader"]
-"""The roles that use the directory itself, beside the server, in a campaign with an owner."""
-
-
-def free_port() -> int:
-    """A port that nobody listens on. The server's socket is not opened here: each of its successors opens its own."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+MIXED_ROLES = ["producer", "consumer", "worker", "async", "reader", "local-both", "local-operator"]
 
 
 class ServerCampaign(Campaign):
@@ -45,10 +41,11 @@ class ServerCampaign(Campaign):
 
     def command(self, slot: Slot, journal: Path) -> list[str]:
         if slot.role == SERVER:
-            return ["tests.server.serve_program", str(self.directory), str(self.port)]
+            return serve_command(self.directory, self.port)
         if slot.role == OWNER:
-            return ["penstock", "own", str(self.directory)]
-        return ["tests.processes.program", self.url, str(journal), slot.role, str(self.seed)]
+            return ["penstock.cli", "own", str(self.directory)]
+        target = str(self.directory) if slot.role.startswith(LOCAL) else self.url
+        return ["tests.processes.program", target, str(journal), slot.role.removeprefix(LOCAL), str(self.seed)]
 
     def done(self) -> int:
         return self.kills

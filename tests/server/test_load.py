@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import penstock
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop.requests import LeaseResult, SettlePart
 from penstock.operations import CreateQueue, LeaseItems, ProduceItems, ReadStats, SettleItems
@@ -129,7 +130,15 @@ def start_vanishing(port: int, count: int, request: bytes) -> "subprocess.Popen[
     return subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHONPATH})
 
 
-def test_leases_of_killed_clients_are_cancelled(server: ServerProcess) -> None:
+@pytest.mark.parametrize("owned_by", ["server", "another process"])
+def test_leases_of_killed_clients_are_cancelled(tmp_path: Path, owned_by: str) -> None:
+    with ExitStack() as stack:
+        if owned_by == "another process":
+            stack.enter_context(penstock.open(tmp_path / "data"))
+        check_killed_clients(stack.enter_context(ServerProcess(tmp_path / "data")))
+
+
+def check_killed_clients(server: ServerProcess) -> None:
     with closing(BareConnection(server.port)) as other:
         queue = create(other, "orders", lease_timeout=3600 * SECOND)
         request = encode_request(LeaseItems(queue=queue, wait=LONG_WAIT))
