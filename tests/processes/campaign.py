@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,20 @@ PROGRESS_SECONDS = 3.0
 PROGRESS_BYTES = 5_000
 POLL_SECONDS = 0.002
 ROOT = Path(__file__).resolve().parents[2]
+
+
+KINDS = {
+    "kill": 10,
+    "kill two": 2,
+    "kill all": 1,
+    "kill while opening": 2,
+    "end": 2,
+    "freeze": 2,
+    "freeze and kill": 1,
+    "freeze client": 1,
+    "rest": 1,
+}
+"""The kinds of disturbances, and how often each is chosen."""
 
 
 class CampaignFailed(Exception):
@@ -81,6 +96,8 @@ def read_owner(directory: Path) -> Owner | None:
 
 class Campaign:
     """The driver of the processes."""
+
+    kinds: Mapping[str, int] = KINDS
 
     def __init__(self, folder: Path, seed: int, roles: list[str], partitions: int = 3, max_items: int | None = 400) -> None:
         self.directory = folder / "data"
@@ -233,9 +250,7 @@ class Campaign:
         """One disturbance: most often the victim is killed."""
         victim, rng = self.victim(), self.rng
         assert victim.process is not None
-        kinds = {"kill": 10, "kill two": 2, "kill all": 1, "kill while opening": 2, "end": 2}
-        kinds |= {"freeze": 2, "freeze and kill": 1, "freeze client": 1, "rest": 1}
-        (kind,) = rng.choices([*kinds], [*kinds.values()])
+        (kind,) = rng.choices([*self.kinds], [*self.kinds.values()])
         self.actions[kind] += 1
         self.log(f"{kind} {victim.name}")
         if rng.random() < 0.7:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.processes.campaign import TAKEOVER_SECONDS, Campaign, CampaignFailed, Slot, judge, report
+from tests.processes.campaign import KINDS, TAKEOVER_SECONDS, Campaign, CampaignFailed, Slot, judge, report
 from tests.server.server_process import free_port, serve_command
 
 SERVER, OWNER, JSON = "server", "owner", "json"
@@ -26,13 +26,17 @@ FEW_ROLES = ["both", "worker", "async", "reader"]
 MIXED_ROLES = ["producer", "consumer", "worker", "async", "reader", "local-both", "local-operator"]
 
 
+QUICK_KINDS = {"kill": 6, "kill two": 1, "end": 1}
+
+
 class ServerCampaign(Campaign):
     """The driver of a server and its clients."""
 
-    def __init__(self, folder: Path, seed: int, roles: list[str], *, owner: bool) -> None:
+    def __init__(self, folder: Path, seed: int, roles: list[str], *, owner: bool, quick: bool) -> None:
         self.port = free_port()
         self.kills = 0
         """How often the server was killed."""
+        self.kinds = QUICK_KINDS if quick else KINDS
         super().__init__(folder, seed, [*([OWNER] if owner else []), SERVER, *roles])
 
     @property
@@ -81,10 +85,13 @@ class ServerCampaign(Campaign):
         self.end_together([slot for slot in self.slots if slot.role in SERVING])
 
 
-def run_server_campaign(folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = False) -> tuple[list[str], str]:
-    """Run a campaign; as `judge`."""
-    repeat = f"tests.server.campaign --seed {seed} --kills {kills} --roles {','.join(roles)}{' --owner' if owner else ''}"
-    campaign = ServerCampaign(folder, seed, roles, owner=owner)
+def run_server_campaign(
+    folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = False, quick: bool = False
+) -> tuple[list[str], str]:
+    """Run a campaign; as `judge`. quick: only such disturbances as take little time."""
+    flags = f"{' --owner' if owner else ''}{' --quick' if quick else ''}"
+    repeat = f"tests.server.campaign --seed {seed} --kills {kills} --roles {','.join(roles)}{flags}"
+    campaign = ServerCampaign(folder, seed, roles, owner=owner, quick=quick)
     problems, done = judge(campaign, kills, repeat)
     return problems, f"{campaign.kills} kills of the server; {done}"
 
@@ -94,13 +101,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--owner", action="store_true", help="the server is a client of another process, and either is killed")
-    parser.add_argument("--roles", default=",".join(ROLES), help="of the clients, with commas")
+    parser.add_argument("--quick", action="store_true", help="only such disturbances as take little time")
+    parser.add_argument("--roles", default="", help="of the clients, with commas")
     parser.add_argument("--folder", type=Path, default=None, help="keep data and journals here")
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
-    problems, done = run_server_campaign(folder, options.seed, options.kills, options.roles.split(","), owner=options.owner)
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="penstock-campaign-"))
+    roles = given.roles.split(",") if given.roles else MIXED_ROLES if given.owner else ROLES
+    problems, done = run_server_campaign(folder, given.seed, given.kills, roles, owner=given.owner, quick=given.quick)
     report(problems, done)
-    if not problems and options.folder is None:
+    if not problems and given.folder is None:
         shutil.rmtree(folder)
     sys.exit(bool(problems))
 

@@ -13,8 +13,8 @@ from tests.server.campaign import FEW_ROLES, MIXED_ROLES, ROLES, run_server_camp
 SHOWN = 30
 
 
-def run(folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = False) -> None:
-    problems, done = run_server_campaign(folder, seed, kills, roles, owner=owner)
+def run(folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = False, quick: bool = False) -> None:
+    problems, done = run_server_campaign(folder, seed, kills, roles, owner=owner, quick=quick)
     print(done)
     if problems:
         pytest.fail("\n".join([*problems[:SHOWN], f"{len(problems) - 1} problems", done]), pytrace=False)
@@ -22,7 +22,7 @@ def run(folder: Path, seed: int, kills: int, roles: list[str], *, owner: bool = 
 
 @pytest.mark.parametrize("seed", [1])
 def test_five_kills_of_the_server(tmp_path: Path, seed: int) -> None:
-    run(tmp_path, seed, 5, FEW_ROLES)
+    run(tmp_path, seed, 5, FEW_ROLES, quick=True)
 
 
 @pytest.mark.long
