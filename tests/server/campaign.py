@@ -21,9 +21,9 @@ SERVER, OWNER, JSON = "server", "owner", "json"
 SERVING = (SERVER, OWNER)
 LOCAL = "local-"
 """Begins the name of a role that uses the directory itself, beside the server."""
-ROLES = ["producer", "both", "consumer", "units", "worker", "async", "operator", "reader"]
-FEW_ROLES = ["both", "worker", "async", "reader"]
-MIXED_ROLES = ["producer", "consumer", "worker", "async", "reader", "local-both", "local-operator"]
+ROLES = ["producer", "both", "consumer", "units", "worker", "async", "operator", "reader", JSON]
+FEW_ROLES = ["both", "worker", "async", "reader", JSON]
+MIXED_ROLES = ["producer", "consumer", "worker", "async", "reader", JSON, "local-both", "local-operator"]
 
 
 QUICK_KINDS = {"kill": 6, "kill two": 1, "end": 1}
@@ -48,6 +48,8 @@ class ServerCampaign(Campaign):
             return serve_command(self.directory, self.port)
         if slot.role == OWNER:
             return ["penstock.cli", "own", str(self.directory)]
+        if slot.role == JSON:
+            return ["tests.server.json_program", self.url, str(journal), slot.role, str(self.seed)]
         target = str(self.directory) if slot.role.startswith(LOCAL) else self.url
         return ["tests.processes.program", target, str(journal), slot.role.removeprefix(LOCAL), str(self.seed)]
 
