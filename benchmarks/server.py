@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ import msgspec
 import stream_peers
 import uvloop
 from http_load import Load, Phase, request_bytes
-from rates import Rate, percentile, repeat, repeat_async
+from rates import Rate, Repeated, percentile, repeat, repeat_async
 
 import penstock
 
@@ -50,6 +50,8 @@ MANY = 64
 WAITING = 5_000
 PINGS = 300
 LEASE_SECONDS = 300
+WARM_UP = 0.2
+"""The share of the time for which the same is done before, and not counted."""
 START_SECONDS = 20.0
 VERBS = ("produce", "lease", "complete")
 RESULTS = Path(__file__).parent / "results" / "server.json"
@@ -179,11 +181,12 @@ def by_json(port: int, batch: int, connections: int, seconds: float) -> dict[str
 
     async def run(queue: str) -> dict[str, Rate]:
         async with Load(port, connections) as load:
-            produced = await load.run(Phase(itertools.repeat(produce_request(queue, batch)), seconds))
-            requests = itertools.repeat(lease_request(queue, batch), len(produced.times))
-            leased = await load.run(Phase(requests, seconds, keep=True))
-            completions = [complete_request(queue, body) for body in leased.bodies]
-            completed = await load.run(Phase(completions))
+            for time_left in (seconds * WARM_UP, seconds):
+                produced = await load.run(Phase(itertools.repeat(produce_request(queue, batch)), time_left))
+                requests = itertools.repeat(lease_request(queue, batch), len(produced.times))
+                leased = await load.run(Phase(requests, time_left, keep=True))
+                completions = [complete_request(queue, body) for body in leased.bodies]
+                completed = await load.run(Phase(completions))
         return {
             verb: Rate.of(batch * len(phase.times), phase.took, phase.times)
             for verb, phase in zip(VERBS, (produced, leased, completed), strict=True)
@@ -254,12 +257,22 @@ def _by_one_client(target: str, durability: Durability, batch: int, seconds: flo
             assert len(leased.payloads) == batch
             return leased
 
-        produced = repeat(produce, seconds)
-        leased = repeat(lease, seconds, at_most=len(produced.times))
-        rest: Any = iter(leased.answers)
-        completed = repeat(lambda: next(rest).complete(), float("inf"), at_most=len(leased.times))
+        for time_left in (seconds * WARM_UP, seconds):
+            produced = repeat(produce, time_left)
+            leased = repeat(lease, time_left, at_most=len(produced.times))
+            completed = _complete(leased)
         broker.delete_queue(name)
     return {verb: done.rate(batch * len(done.times)) for verb, done in zip(VERBS, (produced, leased, completed), strict=True)}
+
+
+def _complete(leased: Repeated) -> Repeated:
+    rest: Any = iter(leased.answers)
+    return repeat(lambda: next(rest).complete(), float("inf"), at_most=len(leased.times))
+
+
+async def _complete_in_tasks(leased: Repeated, connections: int) -> Repeated:
+    rest: Any = iter(leased.answers)
+    return await repeat_async([lambda: next(rest).complete()] * connections, float("inf"), at_most=len(leased.times))
 
 
 async def _by_tasks(target: str, durability: Durability, batch: int, connections: int, seconds: float) -> dict[str, Rate]:
@@ -275,11 +288,10 @@ async def _by_tasks(target: str, durability: Durability, batch: int, connections
             assert len(leased.payloads) == batch
             return leased
 
-        produced = await repeat_async([produce] * connections, seconds)
-        leased = await repeat_async([lease] * connections, seconds, at_most=len(produced.times))
-        rest: Any = iter(leased.answers)
-        acts: list[Callable[[], Any]] = [lambda: next(rest).complete()] * connections
-        completed = await repeat_async(acts, float("inf"), at_most=len(leased.times))
+        for time_left in (seconds * WARM_UP, seconds):
+            produced = await repeat_async([produce] * connections, time_left)
+            leased = await repeat_async([lease] * connections, time_left, at_most=len(produced.times))
+            completed = await _complete_in_tasks(leased, connections)
         await broker.delete_queue(name)
     return {verb: done.rate(batch * len(done.times)) for verb, done in zip(VERBS, (produced, leased, completed), strict=True)}
 
