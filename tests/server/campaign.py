@@ -1,5 +1,6 @@
 """A campaign over HTTP: processes are clients of a server, which is killed and frozen again and again.
 
+Most of them connect through a proxy that loses requests and answers.
 Owns: `ServerCampaign` and `run_server_campaign`. The processes, their journals and the checker are those of
 tests/processes. To repeat one:
     python -m tests.server.campaign --seed 7 --kills 100 [--owner]
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 
 from tests.processes.campaign import KINDS, TAKEOVER_SECONDS, Campaign, CampaignFailed, Slot, judge, report
+from tests.server.lossy_proxy import LossyProxy
 from tests.server.server_process import free_port, serve_command
 
 SERVER, OWNER, JSON = "server", "owner", "json"
@@ -22,7 +24,7 @@ SERVING = (SERVER, OWNER)
 LOCAL = "local-"
 """Begins the name of a role that uses the directory itself, beside the server."""
 ROLES = ["producer", "both", "consumer", "units", "worker", "async", "operator", "reader", JSON]
-FEW_ROLES = ["both", "worker", "async", "reader", JSON]
+FEW_ROLES = ["producer", "both", "worker", "async", "reader", JSON]
 MIXED_ROLES = ["producer", "consumer", "worker", "async", "reader", JSON, "local-both", "local-operator"]
 
 
@@ -34,6 +36,7 @@ class ServerCampaign(Campaign):
 
     def __init__(self, folder: Path, seed: int, roles: list[str], *, owner: bool, quick: bool) -> None:
         self.port = free_port()
+        self.proxy = LossyProxy(self.port, seed)
         self.kills = 0
         """How often the server was killed."""
         self.kinds = QUICK_KINDS if quick else KINDS
@@ -43,22 +46,45 @@ class ServerCampaign(Campaign):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def url_of(self, slot: Slot) -> str:
+        """What a client connects to: the proxy, or at every third slot the server itself."""
+        return f"http://127.0.0.1:{self.proxy.port}" if slot.number % 3 else self.url
+
     def command(self, slot: Slot, journal: Path) -> list[str]:
         if slot.role == SERVER:
             return serve_command(self.directory, self.port)
         if slot.role == OWNER:
             return ["penstock.cli", "own", str(self.directory)]
         if slot.role == JSON:
-            return ["tests.server.json_program", self.url, str(journal), slot.role, str(self.seed)]
-        target = str(self.directory) if slot.role.startswith(LOCAL) else self.url
+            return ["tests.server.json_program", self.url_of(slot), str(journal), slot.role, str(self.seed)]
+        target = str(self.directory) if slot.role.startswith(LOCAL) else self.url_of(slot)
         return ["tests.processes.program", target, str(journal), slot.role.removeprefix(LOCAL), str(self.seed)]
 
     def done(self) -> int:
         return self.kills
 
     def kill(self, slot: Slot) -> float:
-        self.kills += slot.role == SERVER
-        return super().kill(slot)
+        """Kill a process. Before the server is killed, the proxy often throws away the answers that it gives: clients
+        then ask its successor for what was done already.
+        """
+        if slot.role != SERVER:
+            return super().kill(slot)
+        self.kills += 1
+        self.proxy.swallows = self.rng.random() < 0.7
+        if self.proxy.swallows:
+            time.sleep(self.rng.choice([0.05, 0.2]))
+        at = super().kill(slot)
+        self.proxy.swallows = False
+        return at
+
+    def run(self, count: int) -> None:
+        self.proxy.start()
+        try:
+            super().run(count)
+        finally:
+            self.proxy.stop()
+        self.actions["cut connections"] = self.proxy.cut
+        self.actions["lost answers"] = self.proxy.swallowed
 
     def victim(self) -> Slot:
         """The server, or at times the owner if that is another process."""
