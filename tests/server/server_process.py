@@ -31,7 +31,7 @@ def free_port() -> int:
 
 def serve_command(directory: Path, port: int) -> list[str]:
     """The module that serves a directory, and its arguments."""
-    return ["tests.server.serve_program", str(directory), str(port)]
+    return ["penstock.cli", "serve", str(directory), "--create", "--bind", f"127.0.0.1:{port}"]
 
 
 def allow_open_files(count: int) -> None:
@@ -44,8 +44,9 @@ def allow_open_files(count: int) -> None:
 class ServerProcess:
     """A server that can be killed, and started again on its port."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *flags: str) -> None:
         self.directory = directory
+        self._flags = flags
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -58,7 +59,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Start it and wait until it takes connections."""
-        command = [sys.executable, "-m", *serve_command(self.directory, self.port)]
+        command = [sys.executable, "-m", *serve_command(self.directory, self.port), *self._flags]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": PYTHONPATH}, cwd=ROOT)
         end = time.monotonic() + START_SECONDS
         while True:

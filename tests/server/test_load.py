@@ -34,10 +34,21 @@ DEADLINE_SECONDS = 20.0
 LONG_WAIT = 60 * SECOND
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     allow_open_files(2 * WAITING)
-    with ServerProcess(tmp_path / "data") as running:
+    patient = ["--set", "limits.header_seconds=300", "--set", "limits.body_seconds=300"]
+    with ServerProcess(tmp_path_factory.mktemp("load") / "data", *patient) as running:
+        yield running
+
+
+@pytest.fixture(params=["server", "another process"])
+def server_of_owner(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server that owns its directory, or that is a client of the owner."""
+    if request.param == "server":
+        yield request.getfixturevalue("server")
+        return
+    with penstock.open(tmp_path / "data"), ServerProcess(tmp_path / "data") as running:
         yield running
 
 
@@ -71,26 +82,25 @@ def complete(connection: BareConnection, queue: int, leased: list[LeaseResult]) 
     return payloads
 
 
-def work(connection: BareConnection, queue: int, times: int) -> float:
-    """Produce, lease and complete so many items, one at a time. Gives the seconds that it took."""
-    began = time.monotonic()
+def work(connection: BareConnection, queue: int, times: int) -> None:
+    """Produce, lease and complete so many items, one at a time."""
     for number in range(times):
         produce(connection, queue, [b"%d" % number])
         assert complete(connection, queue, connection.call(LeaseItems(queue=queue))) == [b"%d" % number]
-    return time.monotonic() - began
 
 
 def test_five_thousand_leases_wait_while_others_work(server: ServerProcess) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(closing(BareConnection(server.port)))
-        busy, idle = create(other, "busy"), create(other, "idle")
-        alone = work(other, busy, 100)
+        busy, idle = create(other, "beside-waiting"), create(other, "idle")
         lease = encode_request(LeaseItems(queue=idle, wait=LONG_WAIT))
         waiters = [stack.enter_context(closing(BareConnection(server.port))) for _ in range(WAITING)]
         for waiter in waiters:
             waiter.socket.sendall(lease)
         until(lambda: waiting(other, idle) == WAITING, "the waiting leases")
-        assert work(other, busy, 100) < 3 * alone + 1
+        began = time.monotonic()
+        work(other, busy, 100)
+        assert time.monotonic() - began < DEADLINE_SECONDS
         payloads = [b"%d" % number for number in range(WAITING)]
         for start in range(0, WAITING, 1_000):
             produce(other, idle, payloads[start : start + 1_000])
@@ -103,14 +113,13 @@ def test_five_thousand_leases_wait_while_others_work(server: ServerProcess) -> N
 def test_a_thousand_unfinished_requests_hinder_nobody(server: ServerProcess) -> None:
     with ExitStack() as stack:
         other = stack.enter_context(closing(BareConnection(server.port)))
-        queue = create(other, "busy")
-        alone = work(other, queue, 100)
+        queue = create(other, "beside-unfinished")
         whole = encode_request(ProduceItems(queue=queue, batch=Batch([b"unfinished"])))
         for number in range(HALF_OPEN):
             connection = stack.enter_context(closing(BareConnection(server.port)))
             connection.socket.sendall(whole[: number % len(whole)])  # nothing, a part of the head, or of the body
-        assert work(other, queue, 100) < 3 * alone + 1
-        assert other.call(ReadStats(queue=queue)).produced == 200
+        work(other, queue, 100)
+        assert other.call(ReadStats(queue=queue)).produced == 100
 
 
 VANISHING = """
@@ -130,17 +139,10 @@ def start_vanishing(port: int, count: int, request: bytes) -> "subprocess.Popen[
     return subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHONPATH})
 
 
-@pytest.mark.parametrize("owned_by", ["server", "another process"])
-def test_leases_of_killed_clients_are_cancelled(tmp_path: Path, owned_by: str) -> None:
-    with ExitStack() as stack:
-        if owned_by == "another process":
-            stack.enter_context(penstock.open(tmp_path / "data"))
-        check_killed_clients(stack.enter_context(ServerProcess(tmp_path / "data")))
-
-
-def check_killed_clients(server: ServerProcess) -> None:
+def test_leases_of_killed_clients_are_cancelled(server_of_owner: ServerProcess) -> None:
+    server = server_of_owner
     with closing(BareConnection(server.port)) as other:
-        queue = create(other, "orders", lease_timeout=3600 * SECOND)
+        queue = create(other, "long-leases", lease_timeout=3600 * SECOND)
         request = encode_request(LeaseItems(queue=queue, wait=LONG_WAIT))
         clients = [start_vanishing(server.port, 100, request) for _ in range(3)]
         until(lambda: waiting(other, queue) == 300, "the waiting leases")
@@ -160,7 +162,7 @@ def check_killed_clients(server: ServerProcess) -> None:
 def test_items_that_were_leased_to_killed_clients_return(server: ServerProcess) -> None:
     """Clients are killed while they get items: each item is handled in the end, and completed once."""
     with closing(BareConnection(server.port)) as other:
-        queue = create(other, "orders", lease_timeout=SECOND)
+        queue = create(other, "short-leases", lease_timeout=SECOND)
         request = encode_request(LeaseItems(queue=queue, wait=LONG_WAIT))
         clients = [start_vanishing(server.port, 50, request) for _ in range(2)]
         until(lambda: waiting(other, queue) == 100, "the waiting leases")
@@ -191,7 +193,7 @@ def test_the_server_says_that_it_cannot_write_and_recovers(server: ServerProcess
     """The files of the server cannot grow for a while, as on a disk that is full."""
     assert server.process is not None
     with closing(BareConnection(server.port)) as connection:
-        queue = create(connection, "orders")
+        queue = create(connection, "failing")
         produce(connection, queue, [b"before"])
         former = resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (64 * KIB, resource.RLIM_INFINITY))
         assert refusal(connection, queue) == ("storage_failed", 503, True)
