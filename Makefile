@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker bench-opening bench-spark bench-processes clean
+.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker bench-opening bench-spark bench-processes bench-server clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -43,6 +43,9 @@ bench-spark: $(READY)
 
 bench-processes: $(READY)
 	@$(BIN)/python benchmarks/processes.py
+
+bench-server: $(READY)
+	@$(BIN)/python benchmarks/server.py
 
 # The stamp is written last, so an install that was interrupted is done again.
 $(READY): pyproject.toml constraints.txt

@@ -26,6 +26,8 @@ LONG = [
     "tests/simulation/",
     "tests/crash/",
     "tests/processes/",
+    "tests/server/test_campaign.py",
+    "tests/server/test_load.py",
     "tests/broker/test_adopting_faults.py",
     "tests/broker/test_fences.py",
 ]

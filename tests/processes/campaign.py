@@ -1,6 +1,6 @@
 """A campaign: processes use one directory while its owner is killed and frozen again and again.
 
-Owns: `Campaign`, `run_campaign`, and `measure_takeovers`. To repeat one:
+Owns: `Campaign`, `judge`, `run_campaign`, and `measure_takeovers`. To repeat one:
     python -m tests.processes.campaign --seed 7 --takeovers 100
 The seed decides what the processes and the driver choose. The machine decides when it happens, so a repetition is
 another campaign of the same sort.
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,20 @@ PROGRESS_SECONDS = 3.0
 PROGRESS_BYTES = 5_000
 POLL_SECONDS = 0.002
 ROOT = Path(__file__).resolve().parents[2]
+
+
+KINDS = {
+    "kill": 10,
+    "kill two": 2,
+    "kill all": 1,
+    "kill while opening": 2,
+    "end": 2,
+    "freeze": 2,
+    "freeze and kill": 1,
+    "freeze client": 1,
+    "rest": 1,
+}
+"""The kinds of disturbances, and how often each is chosen."""
 
 
 class CampaignFailed(Exception):
@@ -82,6 +97,8 @@ def read_owner(directory: Path) -> Owner | None:
 class Campaign:
     """The driver of the processes."""
 
+    kinds: Mapping[str, int] = KINDS
+
     def __init__(self, folder: Path, seed: int, roles: list[str], partitions: int = 3, max_items: int | None = 400) -> None:
         self.directory = folder / "data"
         self.journals = folder / "journals"
@@ -112,10 +129,14 @@ class Campaign:
     def start(self, slot: Slot) -> None:
         slot.lives += 1
         journal = self.journals / f"{slot.name}.calls"
-        command = [sys.executable, "-m", "tests.processes.program", str(self.directory), str(journal), slot.role, str(self.seed)]
+        command = [sys.executable, "-m", *self.command(slot, journal)]
         with open(self.journals / f"{slot.name}.stderr", "wb") as errors:
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
             slot.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, env=environment, cwd=ROOT)
+
+    def command(self, slot: Slot, journal: Path) -> list[str]:
+        """The module that a process runs, and its arguments."""
+        return ["tests.processes.program", str(self.directory), str(journal), slot.role, str(self.seed)]
 
     def log(self, text: str) -> None:
         with open(self.journals / "driver.log", "a") as file:
@@ -196,14 +217,18 @@ class Campaign:
 
     # -- a campaign ----------------------------------------------------------------------------------
 
-    def run(self, takeovers: int) -> None:
-        """Start the processes and disturb them until there were so many take-overs; then end them."""
+    def done(self) -> int:
+        """How many there were of what is counted: take-overs."""
+        return self.takeovers
+
+    def run(self, count: int) -> None:
+        """Start the processes and disturb them until `done` is so many; then end them."""
         try:
             for slot in self.slots:
                 self.start(slot)
             self.await_owner()
             self.wait(1.0)
-            while self.takeovers < takeovers:
+            while self.done() < count:
                 self.disturb()
             self.wait(0.5)
             self.end()
@@ -217,35 +242,37 @@ class Campaign:
                 slot.process.kill()
                 slot.process.wait()
 
+    def victim(self) -> Slot:
+        """The process that is disturbed next: the owner."""
+        return self.await_owner()
+
     def disturb(self) -> None:
-        """One disturbance: most often the owner is killed."""
-        owner, rng = self.await_owner(), self.rng
-        assert owner.process is not None
-        kinds = {"kill": 10, "kill two": 2, "kill all": 1, "kill while opening": 2, "end": 2}
-        kinds |= {"freeze": 2, "freeze and kill": 1, "freeze client": 1, "rest": 1}
-        (kind,) = rng.choices([*kinds], [*kinds.values()])
+        """One disturbance: most often the victim is killed."""
+        victim, rng = self.victim(), self.rng
+        assert victim.process is not None
+        (kind,) = rng.choices([*self.kinds], [*self.kinds.values()])
         self.actions[kind] += 1
-        self.log(f"{kind} {owner.name}")
+        self.log(f"{kind} {victim.name}")
         if rng.random() < 0.7:
             self.await_progress()
         self.wait(rng.choice([0.0, 0.1, 0.3, 0.8]))
-        others = [slot for slot in self.slots if slot is not owner and slot.process is not None]
+        others = [slot for slot in self.slots if slot is not victim and slot.process is not None]
         if kind == "kill two" and others:
             self.kill(others.pop(rng.randrange(len(others))))
         if kind in ("kill", "kill two", "kill all"):
-            self.kill(owner)
+            self.kill(victim)
             for slot in others if kind == "kill all" else ():
                 self.kill(slot)
         elif kind == "kill while opening":
-            self.kill(owner)
+            self.kill(victim)
             self._kill_while_opening()
         elif kind == "end":
-            self._end_politely(owner)
+            self._end_politely(victim)
         elif kind == "freeze":
-            self.freeze(owner, rng.choice([0.5, 1.5, 3.0]))
+            self.freeze(victim, rng.choice([0.5, 1.5, 3.0]))
         elif kind == "freeze and kill":
-            self.freeze(owner, 1.0)
-            self.kill(owner)
+            self.freeze(victim, 1.0)
+            self.kill(victim)
         elif kind == "freeze client" and others:
             self.freeze(rng.choice(others), rng.choice([0.5, 3.0]))
         elif kind == "rest":
@@ -297,7 +324,11 @@ class Campaign:
     def end(self) -> None:
         """End all processes."""
         self.look_after()
-        running = [slot for slot in self.slots if slot.process is not None]
+        self.end_together(self.slots)
+
+    def end_together(self, slots: list[Slot]) -> None:
+        """End the processes of these slots."""
+        running = [slot for slot in slots if slot.process is not None]
         for slot in running:
             assert slot.process is not None
             slot.process.terminate()
@@ -376,24 +407,36 @@ def _final_items(queue: Queue) -> list[FinalItem]:
     return found
 
 
-def run_campaign(folder: Path, seed: int, takeovers: int, roles: list[str] | None = None) -> tuple[list[str], str]:
+def judge(campaign: Campaign, count: int, repeat: str) -> tuple[list[str], str]:
     """Run a campaign. Gives its problems, the first of which says how to repeat it, and what it did."""
-    campaign = Campaign(folder, seed, roles or ROLES)
     began = time.monotonic()
     problems: list[str] = []
     done = "it did not end"
     try:
-        campaign.run(takeovers)
+        campaign.run(count)
         checker = Checker(campaign.evidence())
         problems, done = checker.check(), checker.summary()
     except CampaignFailed as error:
         problems = [f"campaign: {error}"]
     took = time.monotonic() - began
-    done = f"seed {seed}: {campaign.takeovers} take-overs in {took:.0f} s ({dict(campaign.actions)}); {done}"
+    done = f"seed {campaign.seed}: {campaign.takeovers} take-overs in {took:.0f} s ({dict(campaign.actions)}); {done}"
     if problems:
-        repro = f"repeat: python -m tests.processes.campaign --seed {seed} --takeovers {takeovers}   journals: {campaign.journals}"
-        problems.insert(0, repro)
+        problems.insert(0, f"repeat: python -m {repeat}   journals: {campaign.journals}")
     return problems, done
+
+
+def run_campaign(folder: Path, seed: int, takeovers: int) -> tuple[list[str], str]:
+    """Run a campaign with all roles; as `judge`."""
+    return judge(Campaign(folder, seed, ROLES), takeovers, f"tests.processes.campaign --seed {seed} --takeovers {takeovers}")
+
+
+def report(problems: list[str], done: str) -> None:
+    """Print what a campaign did, and its problems."""
+    print(done)
+    for problem in problems[:40]:
+        print(problem)
+    if len(problems) > 40:
+        print(f"… and {len(problems) - 40} more: {dict(Counter(one.split(':')[0] for one in problems))}")
 
 
 # -- how long a take-over takes ----------------------------------------------------------------------
@@ -449,11 +492,7 @@ def main() -> None:
         print_takeover_times(folder, options.measure)
         return
     problems, done = run_campaign(folder, options.seed, options.takeovers)
-    print(done)
-    for problem in problems[:40]:
-        print(problem)
-    if len(problems) > 40:
-        print(f"… and {len(problems) - 40} more: {dict(Counter(one.split(':')[0] for one in problems))}")
+    report(problems, done)
     if not problems and options.folder is None:
         shutil.rmtree(folder)
     sys.exit(bool(problems))
