@@ -19,6 +19,7 @@ from penstock.cli.app import app
 from penstock.cli.failures import EXIT_CODES
 from penstock.server import server_settings
 from penstock.server.open_files import RESERVED
+from penstock.server.pages import LIVE_PATH
 from penstock.server.server_settings import SECTIONS, SETTINGS, ServerSettings, load_settings
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +93,7 @@ def test_the_container_starts_what_there_is() -> None:
     (check,) = of_kind("HEALTHCHECK")
     program, flag, code = json.loads(check.partition("CMD ")[2])
     compile(code, "healthcheck", "exec")
-    assert (program, flag) == ("python", "-c") and f"http://127.0.0.1:{port}/health/live" in code
+    assert (program, flag) == ("python", "-c") and f"http://127.0.0.1:{port}{LIVE_PATH}'" in code
 
 
 # -- the service -------------------------------------------------------------------------------------
