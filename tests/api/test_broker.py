@@ -25,11 +25,10 @@ from tests.api.both_apis import BrokerOpener
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("http://host:2319", "'http://host:2319' cannot be opened; this version opens directories and 'memory://'"),
-        ("postgresql://host/db", "'postgresql://host/db' cannot be opened; this version opens directories and 'memory://'"),
-        ("", "the target is empty; give the path of a directory ('.' is this one), or 'memory://'"),
-        (None, "the target is NoneType; give the path of a directory, or 'memory://'"),
-        (b"data", "the target is bytes; give the path of a directory, or 'memory://'"),
+        ("postgresql://host/db", "postgresql://… cannot be opened; this version opens directories, http://, https:// and 'memory://'"),
+        ("", "the target is empty; give the path of a directory ('.' is this one), or http://host:port"),
+        (None, "the target is NoneType; give the path of a directory, or an address as text"),
+        (b"data", "the target is bytes; give the path of a directory, or an address as text"),
     ],
 )
 def test_a_wrong_target_is_refused_with_a_message(opener: BrokerOpener, target: Any, sentence: str) -> None:

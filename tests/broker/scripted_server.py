@@ -95,7 +95,7 @@ class ScriptedServer:
 
 
 def _read_head(stream: Any) -> str:
-    lines = []
+    lines: list[str] = []
     while (line := stream.readline().decode().rstrip("\r\n")) or (lines and line):
         lines.append(line)
     return "\n".join(lines)
@@ -106,5 +106,6 @@ def _response(reply: Any) -> bytes:
         reply = Raw(reply.http_status, encode_error(reply), ANSWER_TYPE)
     elif not isinstance(reply, Raw):
         reply = Raw(200, encode_answer(reply), ANSWER_TYPE)
-    head = f"HTTP/1.1 {reply.status} X\r\ncontent-type: {reply.content_type}\r\ncontent-length: {len(reply.body)}\r\n{reply.headers}\r\n"
-    return head.encode() + reply.body
+    lines = (f"HTTP/1.1 {reply.status} X", f"content-type: {reply.content_type}", f"content-length: {len(reply.body)}", reply.headers)
+    body: bytes = reply.body
+    return "\r\n".join(lines).encode() + b"\r\n" + body

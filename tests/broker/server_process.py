@@ -12,9 +12,9 @@ PROGRAM = """
 import sys
 import penstock
 from penstock.server.http_server import HttpServer, listen
-listener = listen("127.0.0.1", int(sys.argv[2]))
+listeners = [listen("127.0.0.1", int(sys.argv[2]))]
 with penstock.open(sys.argv[1]) as broker:
-    server = HttpServer(broker.home, listener)
+    server = HttpServer(broker.home, listeners)
     print(server.url, flush=True)
     server.run()
 """

@@ -11,7 +11,7 @@ import pytest
 from penstock.broker import http_client
 from penstock.broker.http_home import HttpBroker
 from penstock.loop.requests import LeaseResult, StoredPart
-from penstock.operations import AwaitItems, CreateQueue, FindQueue, LeaseItems, ProduceItems, ReadStats, SettleItems
+from penstock.operations import AwaitItems, CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems, ReadStats, SettleItems
 from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.wire.http_address import HttpAddress, HttpOptions
 from penstock.words.batch import Batch
@@ -186,9 +186,10 @@ def test_a_long_wait_is_sent_in_slices_each_a_call_of_its_own(
 
 
 def test_a_wait_that_is_over_gives_nothing(server: ScriptedServer, client: HttpBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "WAIT_SLICE", SECOND // 20)
     server.answer(*[[]] * 10_000)
+    before = client.clock.read().elapsed
     assert client.call(LeaseItems(queue=1, wait=SECOND // 10)) == []
+    assert client.clock.read().elapsed - before >= SECOND // 10 - 2_000, "a server that ends a wait sooner is asked again"
     assert server.received.qsize() > 1
 
 
@@ -388,7 +389,8 @@ def test_calls_that_wait_do_not_keep_others_from_being_sent(server: ScriptedServ
     monkeypatch.setattr(http_client, "SETTLING_CONNECTIONS", 1)
     client = HttpBroker(HttpAddress.parse(server.url), HttpOptions())
     settle = SettleItems(queue=1, action="complete", parts=[])
-    for operation in (*[LeaseItems(queue=1, wait=60 * SECOND)] * 4, *[produce()] * 3, *[settle] * 2):
+    given: list[Operation[Any]] = [*[LeaseItems(queue=1, wait=60 * SECOND)] * 4, *[produce()] * 3, *[settle] * 2]
+    for operation in given:
         client.submit(operation)
     assert sorted(type(server.received.get(timeout=WAIT)).__name__ for _ in range(4)) == [
         "LeaseItems",

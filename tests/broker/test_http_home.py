@@ -21,7 +21,8 @@ from penstock.wire.http_address import HttpAddress, HttpOptions
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import wait_until
 from tests.broker.scripted_server import Raw, ScriptedServer
-from tests.server.conftest import address_of, serve
+from tests.server.conftest import serve
+from tests.server.poster import address_of
 from tests.wire.tcp_proxy import Direction, TcpProxy
 from tests.worker import child_handlers
 from tests.worker.harness import HandlerEvents, running_worker, wait_completed
@@ -120,8 +121,8 @@ def test_what_the_server_refuses_fails_when_it_is_opened(
 
 
 BAD_TARGETS = {
-    "ftp://host": "'ftp'://… cannot be opened",
-    "postgresql://user:hunter2@host/db": "'postgresql'://… cannot be opened",
+    "ftp://host": "ftp://… cannot be opened",
+    "postgresql://user:hunter2@host/db": "postgresql://… cannot be opened",
     "http://user:hunter2@host:2319": "the address has a user name or password; give the API key as api_key=",
     "http://": "has no host",
     "http://host:99999": "cannot be understood",
@@ -391,9 +392,11 @@ def test_a_pickled_queue_reconnects_and_queues_of_one_broker_share_it(server: Ht
     with penstock.open(server.url, api_key="some-key") as broker:
         queue = broker.create_queue("orders")
         data = pickle.dumps((queue, broker))
-        first, second, third = pickle.loads(data)[0], *pickle.loads(data)
+        first: penstock.Queue = pickle.loads(data)[0]
+        second: penstock.Queue = pickle.loads(data)[0]
+        third: penstock.Broker = pickle.loads(data)[1]
         assert first.home is second.home is third.home is not queue.home
-        assert first.home._options == HttpOptions(api_key="some-key")
+        assert isinstance(first.home, HttpBroker) and first.home._options == HttpOptions(api_key="some-key")
     first.produce("x")
     assert second.stats().ready == 1
     third.close()

@@ -10,7 +10,8 @@ import trustme
 import penstock
 from penstock.errors import BrokerClosed, InvalidRequest
 from tests.broker.broker_under_test import wait_until
-from tests.server.conftest import address_of, serve
+from tests.server.conftest import serve
+from tests.server.poster import address_of
 from tests.wire.tcp_proxy import TcpProxy
 
 MakeProxy = Callable[..., TcpProxy]

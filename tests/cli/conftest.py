@@ -39,10 +39,12 @@ class CommandLine:
 
     def __init__(self, target: Path) -> None:
         self.target = target
+        self.address = ""
+        """The address of the broker's server; if it is not empty, commands use it instead of the directory."""
 
     def run(self, *args: str, code: int = 0, input: str | bytes | None = None, broker: str | None = None, **env: str) -> CommandResult:
         """Run a command that must end with this code."""
-        target = str(self.target) if broker is None else broker
+        target = self.address or str(self.target) if broker is None else broker
         found = CliRunner().invoke(app, list(args), input=input, env={"PENSTOCK_BROKER": target, **env}, prog_name="penstock")
         ran = CommandResult(found.exit_code, found.stdout, found.stderr)
         assert "Traceback" not in ran.err, ran.err

@@ -1,10 +1,12 @@
-"""Every command works alone and beside another process that owns the directory."""
+"""Every command works alone, beside another process that owns the directory, and on the broker of a server."""
 
 import json
 import os
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -15,6 +17,7 @@ from penstock.cli.app import app
 from tests.cli import programs
 from tests.cli.conftest import CommandLine
 from tests.cli.ledgerq_files import LedgerQDirectory, entry
+from tests.server.conftest import serve
 from tests.worker.harness import wait_until
 
 
@@ -24,8 +27,16 @@ def leased(terminal: CommandLine, queue: str = "orders") -> str:
     return token
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside an owner"])
-def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
+@contextmanager
+def served(cli: CommandLine) -> Iterator[None]:
+    """Serve the broker over HTTP, and let commands use it there."""
+    with penstock.open(cli.target) as broker, serve(broker.home) as server:
+        cli.address = server.url
+        yield
+
+
+@pytest.mark.parametrize("where", ["alone", "beside an owner", "over HTTP"])
+def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     penstock.open(cli.target).close()
     (tmp_path / "live_handlers.py").write_text("def handle(item): ...")
     monkeypatch.chdir(tmp_path)
@@ -39,7 +50,8 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         ran.add(" ".join(args[:2]))
         return cli.out(*args, code=code)
 
-    with programs.python(programs.OPEN, cli.target) if beside else nullcontext() as owner:
+    around: Any = served(cli) if where == "over HTTP" else nullcontext()
+    with programs.python(programs.OPEN, cli.target) if where == "beside an owner" else around as owner:
         run("queue", "create", "orders.dead")
         run("queue", "create", "orders", "--dead-queue", "orders.dead")
         run("queue", "create", "parking", "--on-bury", "park")
@@ -79,9 +91,16 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         run("queue", "compact", "orders")
         assert "orders" in run("queue", "list") and "orders.dead" in run("queue", "info", "orders")
         run("queue", "delete", "parking", "--yes")
-        assert "sound" in run("verify")
+        if where == "over HTTP":
+            for name in ("verify", "repair"):
+                assert "logs are files of the server's machine; run this command there" in cli.refused(name)
+                ran.add(name)
+        else:
+            assert "sound" in run("verify")
         text = run("stats") + run("watch", "--once")
-        if owner is None:
+        if where == "over HTTP":
+            assert text.count(f"owner  process {os.getpid()} on {os.uname().nodename} since ") == 2
+        elif owner is None:
             assert text.count("owner  none: no process has the directory open") == 2
             assert run("repair") == "nothing needs repair"
         else:

@@ -172,7 +172,7 @@ def test_a_tilde_in_the_broker_path_is_the_home_directory(orders_cli: CommandLin
     ("broker", "code", "said"),
     [
         ("memory://", 2, "ends with the process that opened it"),
-        ("http://localhost:2319", 2, "cannot be opened"),
+        ("gopher://localhost:2319", 2, "cannot be opened"),
         ("/etc/passwd", 2, "is a file; give a directory"),
         ("/etc", 2, "is not a Penstock directory"),
     ],

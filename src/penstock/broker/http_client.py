@@ -39,7 +39,7 @@ from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, OPERATION_TYPE, VER
 from penstock.wire.http_connection import ConnectionPool, HttpConnection, HttpResponse, ResponseTooLarge, ServerUnreachable
 from penstock.wire.messages import decode_answer
 from penstock.words import forks
-from penstock.words.clock import SECOND, Clock
+from penstock.words.clock import MILLISECOND, SECOND, Clock
 from penstock.words.errors import (
     AccessDenied,
     BrokerClosed,
@@ -55,6 +55,8 @@ from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
 WAIT_SLICE = 25 * SECOND
+SHORTEST_WAIT = MILLISECOND
+"""A shorter rest of a wait is not asked for."""
 WAITING_CONNECTIONS = 400
 SETTLING_CONNECTIONS = 32
 OTHER_CONNECTIONS = 64
@@ -279,18 +281,23 @@ class HttpClient:
     # -- calls ---------------------------------------------------------------------------------------
 
     async def _answer(self, operation: Operation[Any]) -> Any:
-        """The outcome of an operation. One that waits is asked again until its time is over."""
-        now = self._clock.read().elapsed
-        if not isinstance(operation, WAITING_OPERATIONS) or operation.call is not None or operation.wait <= WAIT_SLICE:
-            return await self._send_until_answered(RemoteCall(operation, self._sessions.take(operation), now))
-        end, left = now + operation.wait, operation.wait
+        """The outcome of an operation. One that waits is asked again until its time is over: after a slice of it, and
+        when the server ended it sooner, because it is being stopped.
+        """
+        began = self._clock.read().elapsed
+        if not isinstance(operation, WAITING_OPERATIONS) or operation.call is not None:
+            return await self._send_until_answered(RemoteCall(operation, self._sessions.take(operation), began))
+        asked, end, pause = operation, began + operation.wait, FIRST_PAUSE
         while True:
-            rest = msgspec.structs.replace(operation, wait=left)
-            outcome = await self._send_until_answered(RemoteCall(rest, self._sessions.take(rest), now))
+            outcome = await self._send_until_answered(RemoteCall(asked, self._sessions.take(asked), began))
             now = self._clock.read().elapsed
-            left = end - now
-            if outcome or left <= 0:
+            if outcome or end - now < SHORTEST_WAIT:
                 return outcome
+            if now - began < min(asked.wait, WAIT_SLICE) // 2:
+                await asyncio.sleep(min(pause, (end - now) / SECOND))
+                pause = min(2 * pause, LONGEST_PAUSE)
+            began = self._clock.read().elapsed
+            asked = msgspec.structs.replace(asked, wait=max(0, end - began))
 
     async def _send_until_answered(self, remote: RemoteCall) -> Any:
         """Send a call until its outcome is known, or its deadline has passed."""

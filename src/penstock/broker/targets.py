@@ -64,7 +64,7 @@ def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None
         return path
     if "://" in path and path != MEMORY:
         scheme = path.partition("://")[0]
-        raise InvalidRequest(f"{scheme!r:.80}://… cannot be opened; this version opens directories, http://, https:// and {MEMORY!r}")
+        raise InvalidRequest(f"{scheme:.80}://… cannot be opened; this version opens directories, http://, https:// and {MEMORY!r}")
     path = path if path == MEMORY else os.path.expanduser(path)
     if not roots:
         return path

@@ -281,8 +281,9 @@ class ConnectionPool:
             hint = ""
             if isinstance(error, ConnectionRefusedError) and self._address.port in SCHEMES.values():
                 hint = f"; `penstock serve` listens on port {SERVER_PORT} unless it is told another"
-            known = error.errno is not None and error.errno > 0 and not isinstance(error, socket.gaierror)
-            raise ServerUnreachable(f"{os.strerror(error.errno) if known else error.strerror or error}{hint}") from error
+            is_system_error = error.errno is not None and not isinstance(error, socket.gaierror)
+            why = os.strerror(error.errno or 0) if is_system_error else error.strerror or str(error)
+            raise ServerUnreachable(f"{why}{hint}") from error
 
     async def _resolve(self) -> list[Any]:
         """The socket addresses of the server. A name is looked up by another thread, since that may take long."""
