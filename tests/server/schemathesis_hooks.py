@@ -14,8 +14,9 @@ from penstock.server.arrow_streams import ARROW_TYPE
 ONE_OF = int(os.environ.get("PENSTOCK_ONE_OF", "1"))
 """Of the cases, every such one is sent."""
 DEPENDS_ON_THE_BROKER = re.compile(
-    "has no partition|takes no items|was not made read-only|there is no item at offset|there is no cursor|durability cannot be changed"
-    "|is its own dead queue|is the dead queue of|dead queue|request id was used before|give [0-9a-z.]+ to [0-9a-z]+$|the ttl is 0"
+    "has no partition|takes no items|only a retired one can be read-only|there is no item at offset|there is no cursor"
+    "|the durability of queue .* cannot be changed|dead queue|request id was used before"
+    "|give [0-9a-z.]+ to [0-9a-z]+$|the ttl is 0"
 )
 """Reasons to refuse a request that a document cannot foresee: what is in the broker, and the limits of durations."""
 
