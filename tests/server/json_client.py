@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from penstock.server.http_server import HttpServer
-from tests.server.conftest import address_of
+from tests.server.poster import address_of
 
 
 class Answer(NamedTuple):
@@ -32,8 +32,9 @@ class JsonClient:
 
     def send(self, path: str, body: bytes, method: str = "POST", **headers: str | None) -> Answer:
         """Any request. A header of the value None is not sent."""
-        given: dict[str, str | None] = self.headers | {name.replace("_", "-"): value for name, value in headers.items()}
-        self.connection.request(method, path, body, {name: value for name, value in given.items() if value is not None})
+        changed = {name.replace("_", "-"): value for name, value in headers.items()}
+        given = {name: value for name, value in {**self.headers, **changed}.items() if value is not None}
+        self.connection.request(method, path, body, given)
         response = self.connection.getresponse()
         return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, response.read())
 

@@ -12,7 +12,7 @@ import penstock
 from penstock.server.http_server import HttpServer
 from tests.server.conftest import serve
 from tests.server.json_client import JsonClient, json_client
-from tests.server.test_application import wait_until
+from tests.server.poster import wait_until
 
 
 @pytest.fixture(scope="module")
