@@ -91,6 +91,7 @@ def test_an_update_changes_only_what_it_names(client: JsonClient, broker: pensto
     assert after["max_attempts"] == 3
     assert client.ok("queues.update", queue_name="updated", max_attempts=0, requested_partitions=3)["requested_partitions"] == 3
     assert client.ok("queues.info", queue_name="updated")["max_attempts"] == 0
+    assert client.refused("queues.update", queue_name="updated", expire_timeout="")[0] == 400
     assert client.refused("queues.update", queue_name="nothing", max_attempts=1)[:2] == (404, "queue_not_found")
 
 
