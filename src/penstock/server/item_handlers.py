@@ -36,9 +36,9 @@ from penstock.server.json_items import (
     BuryBody,
     CompleteBody,
     ExtendBody,
-    FailedItems,
     ItemResult,
     ItemsListBody,
+    ItemsProblem,
     LeaseBody,
     LogOffsetsBody,
     LogOffsetsReply,
@@ -78,7 +78,7 @@ _encode = msgspec.json.Encoder().encode
 
 def _failed_reply(error: PenstockError, results: list[ItemResult]) -> Reply:
     """The reply when no item of a request was stored or settled."""
-    return Reply(_encode(FailedItems(error.code, str(error), results)), error.http_status, headers=refusal_headers(error))
+    return Reply(_encode(ItemsProblem(error.code, str(error), results)), error.http_status, headers=refusal_headers(error))
 
 
 async def _item_reply(call: JsonCall, batches: Sequence[Batch], make: Callable[[], Any]) -> Reply:
@@ -178,7 +178,7 @@ async def lease(call: JsonCall, body: LeaseBody) -> Reply:
 # -- settle ------------------------------------------------------------------------------------------
 
 
-class Settlement(NamedTuple):
+class ActionOnItems(NamedTuple):
     """One settling action on some of the items of a request."""
 
     action: SettleAction
@@ -186,8 +186,8 @@ class Settlement(NamedTuple):
     options: dict[str, Any]
 
 
-class Settler:
-    """Settles the items of one request and collects the result of each."""
+class ItemsToSettle:
+    """The items of one request that are to be settled, and the result of each."""
 
     def __init__(self, call: JsonCall, texts: Sequence[str]) -> None:
         """texts: ids or lease tokens; InvalidRequest when one is neither."""
@@ -195,14 +195,14 @@ class Settler:
         self._tokens = [parse_token(text) if "." in text else Token(0, *_position(text)) for text in texts]
         self._errors: list[PenstockError | None] = [None] * len(texts)
 
-    async def settle(self, name: str, settlements: Sequence[Settlement]) -> SettleReply | Reply:
+    async def settle(self, name: str, actions: Sequence[ActionOnItems]) -> SettleReply | Reply:
         """Settle the items, which are of the queue of this name."""
 
         async def run(queue: int) -> None:
             leases = await self._current_leases(queue)
-            for start in range(0, len(settlements), CONCURRENT_SETTLES):
-                some = settlements[start : start + CONCURRENT_SETTLES]
-                await asyncio.gather(*(self._run(queue, one, leases, alone=len(settlements) == 1) for one in some))
+            for start in range(0, len(actions), CONCURRENT_SETTLES):
+                some = actions[start : start + CONCURRENT_SETTLES]
+                await asyncio.gather(*(self._run(queue, one, leases, alone=len(actions) == 1) for one in some))
 
         await self._call.with_queue(name, run)
         results = [
@@ -234,8 +234,8 @@ class Settler:
         found = await self._call.call(FindLeases(queue=queue, items=chosen))
         return {(one.partition, one.offset): one for one in found}
 
-    async def _run(self, queue: int, settlement: Settlement, leases: dict[tuple[int, int], ItemLease], alone: bool) -> None:
-        action, indexes, options = settlement
+    async def _run(self, queue: int, wanted: ActionOnItems, leases: dict[tuple[int, int], ItemLease], alone: bool) -> None:
+        action, indexes, options = wanted
         groups: dict[tuple[int, int], list[int]] = {}
         for index in indexes:
             token = self._tokens[index]
@@ -310,7 +310,7 @@ async def _settle_all(call: JsonCall, body: SettleBody, action: SettleAction, **
     if len(texts) > MAX_BATCH_ITEMS:
         raise InvalidRequest(f"there are {len(texts)} items; give at most {MAX_BATCH_ITEMS}")
     options |= {"request": call.request_id(body.request_id), "wait": wait_microseconds(body.request_timeout)}
-    return await Settler(call, texts).settle(body.queue_name, [Settlement(action, range(len(texts)), options)])
+    return await ItemsToSettle(call, texts).settle(body.queue_name, [ActionOnItems(action, range(len(texts)), options)])
 
 
 async def complete(call: JsonCall, body: CompleteBody) -> SettleReply | Reply:
@@ -351,14 +351,14 @@ async def retry(call: JsonCall, body: RetryBody) -> SettleReply | Reply:
     groups: dict[tuple[bool, datetime | None], list[int]] = {}
     for index, item in enumerate(body.items):
         groups.setdefault((item.dead, None if item.dead else item.retry_at), []).append(index)
-    settlements = []
+    actions = []
     for number, ((dead, retry_at), indexes) in enumerate(groups.items()):
         options: dict[str, Any] = {"reason": body.reason, "wait": wait, "request": chunk_request(request, number) if number else request}
         if not dead:
             options["delay"] = delay if retry_at is None else max(0, values.instant(retry_at, "retry_at") - wall)
             options["counted"] = body.counted
-        settlements.append(Settlement("bury" if dead else "retry", indexes, options))
-    return await Settler(call, [_token_or_id(item) for item in body.items]).settle(body.queue_name, settlements)
+        actions.append(ActionOnItems("bury" if dead else "retry", indexes, options))
+    return await ItemsToSettle(call, [_token_or_id(item) for item in body.items]).settle(body.queue_name, actions)
 
 
 def _token_or_id(item: RetryItemBody | ProgressBody) -> str:
@@ -370,10 +370,10 @@ def _token_or_id(item: RetryItemBody | ProgressBody) -> str:
 
 async def progress(call: JsonCall, body: ProgressBody) -> EmptyReply:
     """Report the progress of a leased item, for others to see."""
-    settler = Settler(call, [_token_or_id(body)])
+    items = ItemsToSettle(call, [_token_or_id(body)])
 
     async def run(queue: int) -> None:
-        _, partition, number, offset = await settler.find_lease(queue)
+        _, partition, number, offset = await items.find_lease(queue)
         await call.call(ReportProgress(queue=queue, partition=partition, lease=number, offset=offset, text=body.text))
 
     await call.with_queue(body.queue_name, run)

@@ -472,7 +472,7 @@ class SettleReply(ReplyShape):
     items: list[ItemResult]
 
 
-class FailedItems(Problem):
+class ItemsProblem(Problem):
     """The body of an error that every item of the request met."""
 
     items: list[ItemResult] = field(default_factory=list)

@@ -165,9 +165,9 @@ def to_options(body: OptionsBody) -> dict[str, Any]:
     if body.dedup_window is not UNSET:
         found["dedup_window"] = to_microseconds(body.dedup_window, "dedup_window", low=1)
     if body.expire_timeout is not UNSET:
-        found["ttl"] = to_microseconds(body.expire_timeout or 0.0, "expire_timeout")
+        found["ttl"] = to_microseconds(0.0 if body.expire_timeout is None else body.expire_timeout, "expire_timeout")
     if body.priority_aging is not UNSET:
-        found["priority_aging"] = to_microseconds(body.priority_aging or 0.0, "priority_aging")
+        found["priority_aging"] = to_microseconds(0.0 if body.priority_aging is None else body.priority_aging, "priority_aging")
     if body.retention is not UNSET:
         kept = {name: given for name in RetentionBody.__struct_fields__ if (given := getattr(body.retention, name)) is not UNSET}
         found["retention"] = {name: to_microseconds(given, name) if name == "max_age" else given for name, given in kept.items()}

@@ -17,7 +17,7 @@ import msgspec
 from penstock.operations import FindQueue
 from penstock.server.arrow_streams import ARROW_TYPE
 from penstock.server.json_api import ROUTES, Route
-from penstock.server.json_items import FailedItems, ProduceReply, SettleReply
+from penstock.server.json_items import ItemsProblem, ProduceReply, SettleReply
 from penstock.server.request_body import ENCODINGS
 from penstock.server.served_request import JSON_TYPE, Problem, Reply
 from penstock.words.errors import (
@@ -73,7 +73,7 @@ def _encoded(needs_key: bool) -> bytes:
 
 def document(needs_key: bool = False) -> dict[str, Any]:
     """The document, as JSON values."""
-    shapes = {shape for route in ROUTES for shape in (route.body, route.reply)} | {Problem, FailedItems}
+    shapes = {shape for route in ROUTES for shape in (route.body, route.reply)} | {Problem, ItemsProblem}
     _, schemas = msgspec.json.schema_components(sorted(shapes, key=lambda shape: shape.__name__), ref_template=_REFERENCE)
     for shape in _with_nested(shapes):
         _describe_fields(shape, schemas[shape.__name__])
@@ -130,7 +130,7 @@ def _responses(route: Route) -> dict[str, Any]:
     errors: list[type[PenstockError]] = [*COMMON_ERRORS, *route.errors]
     if "queue_name" in route.body.__struct_fields__:
         errors.append(QueueNotFound)
-    shape = FailedItems if route.reply in (ProduceReply, SettleReply) else Problem
+    shape = ItemsProblem if route.reply in (ProduceReply, SettleReply) else Problem
     problem = {JSON_TYPE: {"schema": _reference(shape)}}
     for status in sorted({error.http_status for error in errors}):
         told = [f"`{error.code}`: {_unwrapped(error.__doc__ or '')}" for error in errors if error.http_status == status]
