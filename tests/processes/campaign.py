@@ -142,10 +142,14 @@ class Campaign:
         with open(self.journals / "driver.log", "a") as file:
             file.write(f"{time.monotonic():.3f} {text}\n")
 
+    def may_start(self, slot: Slot) -> bool:
+        """Whether a process can do something if it is started now."""
+        return True
+
     def look_after(self) -> None:
         """Start processes whose time has come. CampaignFailed when one has ended by itself."""
         for slot in self.slots:
-            if slot.process is None and time.monotonic() >= slot.start_at:
+            if slot.process is None and time.monotonic() >= slot.start_at and self.may_start(slot):
                 self.start(slot)
             elif slot.process is not None and slot.process.poll() is not None:
                 raise CampaignFailed(f"{slot.name} ended by itself with {slot.process.returncode}: {self._last_words(slot)}")
@@ -224,8 +228,6 @@ class Campaign:
     def run(self, count: int) -> None:
         """Start the processes and disturb them until `done` is so many; then end them."""
         try:
-            for slot in self.slots:
-                self.start(slot)
             self.await_owner()
             self.wait(1.0)
             while self.done() < count:
