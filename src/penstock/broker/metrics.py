@@ -14,7 +14,7 @@ from penstock.logs.store import Store
 from penstock.loop.histogram import LEASE_BOUNDS, REQUEST_BOUNDS, SYNC_BOUNDS, Histogram
 from penstock.loop.loop import Loop
 from penstock.loop.partition_handle import PartitionHandle
-from penstock.loop.tally import BURIED
+from penstock.loop.tally import BURIED, OUTCOMES
 from penstock.loop.turn import QueueEngine
 from penstock.reports import BrokerMetrics, ClientDescription, Durations, Latency, PartitionMetrics, QueueMetrics
 from penstock.rules.lanes import Rank
@@ -23,8 +23,6 @@ from penstock.words.clock import SECOND
 
 _STATES = ("ready", "scheduled", "leased", "buried", "moving")
 """The states of items that a queue still has work with."""
-OUTCOMES = ("completed", "retried", "returned", "buried", "expired")
-"""How a lease of an item may end."""
 
 
 class MeasuredBroker(Protocol):
@@ -64,7 +62,7 @@ def _between_turns(loop: Loop, engine: QueueEngine, inbox: InboxProcessor) -> Qu
         for name, count in one.items.items():
             items[name] = items.get(name, 0) + count
     buried = sum(items.get(name, 0) for name in BURIED)
-    ended = {outcome: [one.tally.lease_durations.get(outcome) for one in handles] for outcome in OUTCOMES}
+    ended = {outcome: [found for one in handles for found in one.tally.durations_of(outcome)] for outcome in OUTCOMES}
     return QueueMetrics(
         name=engine.name,
         turns=meter.turns,
@@ -79,11 +77,7 @@ def _between_turns(loop: Loop, engine: QueueEngine, inbox: InboxProcessor) -> Qu
         waiting_reads=sum(not request.cancelled for request in engine.waiting_for_items),
         pending_requests=loop.pending,
         request_durations={verb: _durations(found, REQUEST_BOUNDS) for verb, found in meter.latencies.items()},
-        lease_durations={
-            outcome: _durations(Histogram(LEASE_BOUNDS).include(some))
-            for outcome, each in ended.items()
-            if (some := [one for one in each if one is not None])
-        },
+        lease_durations={outcome: _durations(Histogram(LEASE_BOUNDS).include(found)) for outcome, found in ended.items() if found},
         turn_durations=_durations(meter.turn_durations),
         sync_durations=_durations(Histogram(SYNC_BOUNDS).include(one.tally.sync_durations for one in handles)),
         writes_waiting=max(0, inbox.waiting_writes[engine.incarnation]),

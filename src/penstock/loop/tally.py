@@ -40,8 +40,14 @@ COUNTERS = {
 }
 """The counters of items, and what they count."""
 BURIED = ("buried_by_consumer", "buried_by_attempts", "buried_by_ttl")
-_OUTCOMES = {name: name for name in ("completed", "retried", "returned")} | {"lease_expired": "expired"} | dict.fromkeys(BURIED, "buried")
-"""Counter → the outcome of a lease under which the time since the lease is counted."""
+OUTCOMES = {
+    "completed": ("completed",),
+    "retried": ("retried",),
+    "returned": ("returned",),
+    "buried": BURIED,
+    "expired": ("lease_expired",),
+}
+"""How a lease of an item may end → the counters of that."""
 NO_LEASE = -1
 """Instead of a duration."""
 
@@ -49,13 +55,24 @@ NO_LEASE = -1
 class Tally:
     """The counters of one partition since its queue was opened."""
 
-    __slots__ = ("_pending", "counts", "failures", "freed_bytes", "freed_segments", "lease_durations", "slow", "sync_durations", "written")
+    __slots__ = (
+        "_pending",
+        "_produced",
+        "counts",
+        "failures",
+        "freed_bytes",
+        "freed_segments",
+        "lease_durations",
+        "slow",
+        "sync_durations",
+        "written",
+    )
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = defaultdict(int)
         """Name of COUNTERS → items."""
         self.lease_durations: dict[str, Histogram] = {}
-        """Outcome → the time from lease to settling, of each item."""
+        """Counter → the time since their lease, of the items that it counted."""
         self.sync_durations = Histogram(SYNC_BOUNDS)
         self.failures = 0
         """How often its storage failed."""
@@ -66,14 +83,17 @@ class Tally:
         self.freed_bytes = 0
         self.freed_segments = 0
         """By retention."""
+        self._produced = 0
+        """Items of producers that are not committed yet."""
         self._pending: list[tuple[str, int, int]] = []
-        """(counter, items, time since their lease or NO_LEASE), of what is not committed yet."""
+        """(counter, items, time since their lease or NO_LEASE), of what else is not committed yet."""
 
     def note(self, state: State, found: Sequence[records.Record], now: int, command: commands.Command) -> None:
         """Note the outcomes of a command, whose records are about to be applied."""
         for record in found:
-            rule = _RULES.get(type(record))
-            if rule is not None:
+            if type(record) is records.Produced and record.source is None:  # the most frequent one: it has no rule
+                self._produced += len(record.batch.payloads)
+            elif (rule := _RULES.get(type(record))) is not None:
                 rule(self._pending, state, record, now, command)
 
     def note_timers(self, state: State, found: Sequence[records.Record], now: int) -> None:
@@ -92,14 +112,22 @@ class Tally:
 
     def commit(self) -> None:
         """Count what was noted: its records are committed."""
-        pending, self._pending = self._pending, []
-        for name, items, duration in pending:
-            self.counts[name] += items
-            if duration >= 0:
-                self._durations(_OUTCOMES[name]).add(duration, items)
+        if self._produced:
+            self.counts["produced"] += self._produced
+            self._produced = 0
+        if self._pending:
+            for name, items, duration in self._pending:
+                self.counts[name] += items
+                if duration >= 0:
+                    found = self.lease_durations.get(name)
+                    if found is None:
+                        found = self.lease_durations[name] = Histogram(LEASE_BOUNDS)
+                    found.add(duration, items)
+            self._pending.clear()
 
     def undo(self) -> None:
         """Forget what was noted since the last commit."""
+        self._produced = 0
         self._pending.clear()
 
     def time_sync(self, clock: Clock, sync: Callable[[], None]) -> None:
@@ -114,11 +142,9 @@ class Tally:
         self.freed_bytes += size_bytes
         self.freed_segments += segments
 
-    def _durations(self, outcome: str) -> Histogram:
-        found = self.lease_durations.get(outcome)
-        if found is None:
-            found = self.lease_durations[outcome] = Histogram(LEASE_BOUNDS)
-        return found
+    def durations_of(self, outcome: str) -> list[Histogram]:
+        """Of the leases that ended so, for each item the time from lease to end."""
+        return [found for name in OUTCOMES[outcome] if (found := self.lease_durations.get(name)) is not None]
 
 
 # -- what records mean --------------------------------------------------------------------------------
@@ -127,10 +153,9 @@ _Pending: TypeAlias = list[tuple[str, int, int]]
 
 
 def _produced(pending: _Pending, state: State, record: records.Produced, now: int, command: commands.Command) -> None:
+    """Items of a transfer or of a published write."""
     items = len(record.batch)
-    if record.source is None:
-        pending.append(("produced", items, NO_LEASE))
-    elif isinstance(command, commands.Produce) and command.dedup:  # a chunk of a published write
+    if isinstance(command, commands.Produce) and command.dedup:  # a chunk of a published write
         pending += (("produced", items, NO_LEASE), ("adopted", items, NO_LEASE))
     else:
         pending.append(("received", items, NO_LEASE))
