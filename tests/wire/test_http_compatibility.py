@@ -1,4 +1,4 @@
-"""Clients and servers of one major version work together, whichever is older: recorded messages are still understood."""
+"""Clients and servers of one major version work together, whichever is older: they understand recorded messages."""
 
 from typing import Any
 
