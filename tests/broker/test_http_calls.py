@@ -26,6 +26,7 @@ from penstock.words.errors import (
     QueueExists,
     Refused,
     StorageFailed,
+    Unauthenticated,
 )
 from tests.broker.scripted_server import DROP, SILENCE, Raw, ScriptedServer
 
@@ -134,9 +135,12 @@ def test_concurrent_calls_have_sessions_of_their_own(server: ScriptedServer, cli
 # -- deadlines -----------------------------------------------------------------------------------------
 
 
-def test_a_change_without_an_answer_ends_at_its_deadline_and_its_connection_is_closed(server: ScriptedServer, client: HttpBroker) -> None:
+def test_a_change_without_an_answer_ends_at_its_deadline_and_its_connection_is_closed(
+    server: ScriptedServer, client: HttpBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.remote_calls.SHORT_GRACE", SECOND // 10)
     server.answer(SILENCE)
-    with pytest.raises(OutcomeUnknown, match=rf"the server at {server.url} has not answered for 1\.\d s; repeat with the same request id"):
+    with pytest.raises(OutcomeUnknown, match=rf"the server at {server.url} has not answered for 0\.\d s; repeat with the same request id"):
         client.call(produce(0.1))
     server.left.get(timeout=WAIT)
 
@@ -150,11 +154,12 @@ def test_a_query_without_an_answer_changed_nothing(server: ScriptedServer, clien
         client.call(AwaitItems(queue=1, start={}, wait=SECOND // 10))
 
 
-def test_a_call_that_could_not_be_sent_says_that_nothing_was_done_and_why() -> None:
+def test_a_call_that_could_not_be_sent_says_that_nothing_was_done_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.broker.remote_calls.SHORT_GRACE", SECOND // 10)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     client = HttpBroker(HttpAddress(False, "127.0.0.1", port, ""), HttpOptions())
-    with pytest.raises(QueueBusy, match=r"\(Connect.*\) has not answered for 1\.\d s; nothing was done"):
+    with pytest.raises(QueueBusy, match=r"\(Connection refused\) has not answered for 0\.\d s; nothing was done"):
         client.call(produce(0.1))
     client.close()
 
@@ -243,6 +248,18 @@ def test_an_error_of_the_server_is_the_callers(server: ScriptedServer, client: H
     with pytest.raises(type(error), match=str(error)):
         client.call(produce())
     assert server.received.qsize() == 1
+
+
+def test_a_repetition_that_is_refused_at_the_door_is_sent_again(server: ScriptedServer, client: HttpBroker) -> None:
+    """The first sending may have been executed: "try again" would be done twice."""
+    server.answer(DROP, QueueBusy("too many connections; wait"), STORED)
+    assert client.call(produce()) == STORED
+    server.answer(DROP, Unauthenticated("the key was revoked; x"))
+    with pytest.raises(OutcomeUnknown, match=r"its repetition was refused \(the key was revoked; x\)"):
+        client.call(produce())
+    server.answer(DROP, AccessDenied("no; x"))
+    with pytest.raises(AccessDenied):
+        client.call(FindQueue(name="q"))
 
 
 def test_a_server_that_is_being_closed_is_asked_again(server: ScriptedServer, client: HttpBroker) -> None:
@@ -351,7 +368,10 @@ def test_closing_ends_all_calls_and_returns_leases_that_come_late(server: Script
     client.close()
 
 
-def test_closing_does_not_wait_long_for_a_server_that_does_not_answer(server: ScriptedServer, client: HttpBroker) -> None:
+def test_closing_does_not_wait_long_for_a_server_that_does_not_answer(
+    server: ScriptedServer, client: HttpBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "CLOSING_SECONDS", 0.1)
     client.submit(LeaseItems(queue=7, wait=60 * SECOND))
     server.received.get(timeout=WAIT)
     before = client.clock.read().elapsed

@@ -142,6 +142,13 @@ def test_a_repetition_that_could_not_be_run_is_sent_again(
     assert answers.get(timeout=60) == STORED and owner.received.qsize() == 4
 
 
+def test_a_repetition_that_was_not_looked_at_is_sent_again(owner: ScriptedOwner, client: RemoteBroker) -> None:
+    """The first sending may have been executed: "try again" would be done twice."""
+    for reply in (DROP, QueueBusy("too many calls wait; x"), STORED):
+        owner.replies.put(reply)
+    assert client.call(produce()) == STORED
+
+
 def test_an_unknown_outcome_of_a_first_sending_is_told_and_its_session_is_not_used_again(
     owner: ScriptedOwner, client: RemoteBroker
 ) -> None:

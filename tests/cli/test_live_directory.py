@@ -43,7 +43,7 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
     ledger = LedgerQDirectory(tmp_path / "ledger")
     ledger.add(entry(1, b"from LedgerQ"))
     ledger.read_up_to(0)
-    ran: set[str] = {"own"}  # tests/cli/test_own.py
+    ran: set[str] = {"own", "serve"}  # tests/cli/test_own.py, tests/server/test_serve.py
 
     def run(*args: str, code: int = 0) -> str:
         ran.add(args[0])
@@ -80,10 +80,14 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         run("produce", "parking", "x", "--key", "b")
         run("bury", leased(cli, "parking"))
         assert run("keys", "release", "parking", "b") == "key released; 1 buried item stay buried"
-        run("keys", "create", "web", "--scope", "read", "--json")
-        run("keys", "rotate", "web", "--json")
-        run("keys", "revoke", "web")
-        assert "revoked" in run("keys", "list")
+        keys = (["create", "web", "--scope", "read", "--json"], ["rotate", "web", "--json"], ["revoke", "web"], ["list"])
+        for name, *more in keys:
+            if where == "over HTTP":
+                assert "API keys are managed on the server's machine; run this command there" in cli.refused("keys", name, *more)
+                ran.add(f"keys {name}")
+            else:
+                text = run("keys", name, *more)
+        assert where == "over HTTP" or "revoked" in text
         run("import", "ledgerq", str(ledger), "--queue", "orders")
         wait_until(lambda: cli.json("stats", "orders")["ready"] == 2)
         assert run("work", "live_handlers:handle", "-q", "orders", "--until-empty") == "2 done"

@@ -71,7 +71,7 @@ def test_every_command_needs_a_broker(cli: CommandLine, path: str) -> None:
         (cli.target / f"{0:020d}.log").write_bytes(b"")
         given[0] = str(cli.target)
     said = cli.refused(*words, *given, *extra, *tokens, broker="", input="")
-    assert said == "no broker is named; give its directory with --broker, or set PENSTOCK_BROKER"
+    assert said == "no broker is named; give its directory or address with --broker, or set PENSTOCK_BROKER"
 
 
 @pytest.mark.parametrize("line", CHANGING)

@@ -48,6 +48,7 @@ from penstock.words.errors import (
     PenstockError,
     QueueNotFound,
     StorageFailed,
+    Unauthenticated,
     broker_closed_error,
     caused_by_bug,
 )
@@ -315,10 +316,13 @@ class HttpClient:
                         await asyncio.sleep(max(pause * (0.5 + os.urandom(1)[0] / 512), getattr(failure, "pause", 0)))
                         pause = min(2 * pause, LONGEST_PAUSE)
                         continue
-                    if not remote.may_be_repeated(outcome, self._clock.read().elapsed):
-                        self._sessions.give_back(remote, outcome)
-                        return outcome
-                    await asyncio.sleep(REPEAT_SECONDS)
+                    judged = remote.judged(outcome)
+                    is_final = isinstance(outcome, AccessDenied | Unauthenticated)
+                    if is_final or not remote.may_be_repeated(judged, self._clock.read().elapsed):
+                        self._sessions.give_back(remote, judged)
+                        return judged
+                    await asyncio.sleep(max(pause, REPEAT_SECONDS))
+                    pause = min(2 * pause, LONGEST_PAUSE)
         except TimeoutError:
             who = f"the server at {self._address.url}" + (f" ({why})" if why else "")
             return remote.no_answer_error(who, self._clock.read().elapsed)

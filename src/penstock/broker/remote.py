@@ -103,12 +103,12 @@ class RemoteBroker:
                 remote.sendings += 1
                 connection.send(prepared, sent, remote.deadline)
                 connection.wait(sent, remote.deadline)
-                now = self.clock.read().elapsed
-                if sent.done and not remote.may_be_repeated(sent.outcome, now):
-                    self._sessions.give_back(remote, sent.outcome)
-                    if sent.error is not None:
-                        raise sent.error
-                    answer: A = sent.answer
+                now, outcome = self.clock.read().elapsed, remote.judged(sent.outcome)
+                if sent.done and not remote.may_be_repeated(outcome, now):
+                    self._sessions.give_back(remote, outcome)
+                    if isinstance(outcome, PenstockError):
+                        raise outcome
+                    answer: A = outcome
                     return answer
                 if sent.done:
                     threading.Event().wait(REPEAT_SECONDS)
@@ -166,14 +166,15 @@ class RemoteBroker:
             if remote.sent is not sent or (sent.lost and not self._closed and not remote.ended):
                 return  # a lost call is sent again on the next connection
             cancelled = remote.ended
-            if not cancelled and sent.done and remote.may_be_repeated(sent.outcome, self.clock.read().elapsed):
+            if not cancelled and sent.done and remote.may_be_repeated(remote.judged(sent.outcome), self.clock.read().elapsed):
                 remote.where = None  # the thread that looks at deadlines sends it again
                 return
         if cancelled:
             self._return_items(sent)
         elif sent.done:
-            self._sessions.give_back(remote, sent.outcome)
-            self._end(remote, sent.outcome)
+            outcome = remote.judged(sent.outcome)
+            self._sessions.give_back(remote, outcome)
+            self._end(remote, outcome)
         else:
             self._end(remote, broker_closed_error())
 

@@ -32,7 +32,7 @@ from penstock.operations import (
 )
 from penstock.rules.commands import Call
 from penstock.words.clock import MILLISECOND, SECOND
-from penstock.words.errors import OutcomeUnknown, PenstockError, QueueBusy, Refused
+from penstock.words.errors import AccessDenied, OutcomeUnknown, PenstockError, QueueBusy, Refused, Unauthenticated
 
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
@@ -47,6 +47,8 @@ LONG = 10 * TIMEOUT
 LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
 WAITING_OPERATIONS = (LeaseItems, AwaitItems)
 """Operations that wait for items."""
+NOT_LOOKED_AT = (QueueBusy, AccessDenied, Unauthenticated)
+"""Errors of operations that were not given to their queue."""
 SESSION_BYTES = 16
 NEVER = 1 << 62
 EXTEND_AGAIN = 100 * MILLISECOND
@@ -79,6 +81,14 @@ class RemoteCall:
         if hasattr(self.operation, "wait"):
             changes["wait"] = max(0, self.began + self.operation.wait - now)
         return msgspec.structs.replace(self.operation, **changes)
+
+    def judged(self, outcome: Any) -> Any:
+        """What an outcome means for the call. A repetition that was not even looked at (too many calls wait, the key
+        was revoked meanwhile) says nothing about what became of the first sending.
+        """
+        if self.call is None or self.sendings < 2 or not isinstance(outcome, NOT_LOOKED_AT):
+            return outcome
+        return OutcomeUnknown(f"it is not known what became of this call: its repetition was refused ({outcome})")
 
     def may_be_repeated(self, outcome: Any, now: int) -> bool:
         """Whether the owner could not tell what became of a repetition, for now: it opens or waits for a partition."""
