@@ -106,11 +106,13 @@ class JsonCall:
 
     async def on_queue(self, name: str, make: Callable[[int], Operation[A]]) -> A:
         """The answer of the operation that `make` gives for the queue of this name."""
-
-        async def run(incarnation: int) -> A:
-            return await self.call(make(incarnation))
-
-        return await self.with_queue(name, run)
+        known = self._cache.get(name)
+        if known is None:
+            return await self.call(make(await self.find(name)))
+        try:
+            return await self.call(make(known))
+        except QueueNotFound as error:
+            return await self.call(make(await self._find_anew(name, known, error)))
 
     async def with_queue(self, name: str, run: Callable[[int], Awaitable[R]]) -> R:
         """Run a function with the incarnation of a queue. Its first operation tells whether that is the right one."""
@@ -119,12 +121,16 @@ class JsonCall:
             return await run(await self.find(name))
         try:
             return await run(known)
-        except QueueNotFound:
-            self._cache.drop(name)
-            now = await self.find(name)
-            if now == known:  # it is not this queue that was not found
-                raise
-            return await run(now)
+        except QueueNotFound as error:
+            return await run(await self._find_anew(name, known, error))
+
+    async def _find_anew(self, name: str, known: int, error: QueueNotFound) -> int:
+        """The queue that has a name now. Raises the error that was met if it is the queue that was known."""
+        self._cache.drop(name)
+        now = await self.find(name)
+        if now == known:
+            raise error
+        return now
 
     def forget(self, name: str) -> None:
         """The queue of this name was deleted."""
