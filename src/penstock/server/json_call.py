@@ -8,14 +8,19 @@ more.
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from penstock.api import arguments
 from penstock.operations import A, FindQueue, Operation
 from penstock.rules.options import check_name
-from penstock.server.served_request import ServedRequest
+from penstock.server.served_request import Reply, ServedRequest
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 R = TypeVar("R")
 MAX_CACHED = 10_000
+MANY = 200
+"""More items are decoded, or turned into a reply, in another thread: other requests do not wait for that."""
+_encode = msgspec.json.Encoder().encode
 
 
 class RunFunction(Protocol):
@@ -95,6 +100,12 @@ class JsonCall:
         if given is not None and self._key and given != self._key:
             raise InvalidRequest("request_id and the header Idempotency-Key differ; send one of them")
         return arguments.request_bytes(given if given is not None else self._key or None)
+
+    async def reply_of_many(self, count: int, make: Callable[[], Any], *, is_large: bool = False) -> Reply:
+        """The reply that `make` gives, of so many parts. If they are many, or large, another thread makes it."""
+        if count > MANY or is_large:
+            return Reply(await self.run(True, lambda: _encode(make())))
+        return Reply(_encode(make()))
 
     # -- queues by name ------------------------------------------------------------------------------
 
