@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
-from penstock.server import arrow_streams, item_handlers, request_body
+from penstock.server import arrow_streams, json_call, request_body
 from penstock.server.arrow_streams import ARROW_TYPE
 from penstock.server.http_server import HttpServer
 from penstock.server.server_limits import ServerLimits
@@ -320,7 +320,7 @@ def test_without_pyarrow_streams_are_refused(broker: penstock.Broker, monkeypatc
 
 def test_many_items_are_handled_in_another_thread(client: JsonClient, queue: penstock.Queue) -> None:
     """Both ways give the same."""
-    count = item_handlers.MANY_ITEMS + 1
+    count = json_call.MANY + 1
     items = [{"utf8": str(number)} for number in range(count)]
     client.ok("queue.produce", queue_name=queue.name, items=items)
     found = client.ok("queue.lease", queue_name=queue.name, batch_size=count)["items"]

@@ -73,6 +73,11 @@ def test_an_item_has_the_fields_that_it_was_produced_with(client: JsonClient, qu
     assert (item["enqueue_at"], item["attempts"], item["partition"], item["id"]) == ("2020-01-31T11:00:00Z", 1, 0, "0-0")
     again = client.ok("queue.produce", queue_name=queue.name, items=[given])
     assert again == {"items": [{"id": "0-0"}]}  # the dedup id is remembered
+    queue.complete(item["lease_token"])
+    others = [{**given, "dedup_id": None}, {}]
+    client.ok("queue.produce", queue_name=queue.name, items=others)
+    first, _ = leased(client, queue)
+    assert {name: first[name] for name in kept} == kept  # also when they are not produced alone
 
 
 @pytest.mark.parametrize(
@@ -127,6 +132,8 @@ def test_items_that_cannot_be_stored_are_named(client: JsonClient, queue: pensto
     def why(**item: Any) -> str:
         status, code, message = client.refused("queue.produce", queue_name=queue.name, items=[{"utf8": "fine"}, item])
         assert (status, code) == (400, "invalid_request")
+        alone = client.refused("queue.produce", queue_name=queue.name, items=[item])
+        assert alone[2] == message.removeprefix("item 1: ").replace("items[1]", "items[0]")
         return message
 
     assert why(color="red").startswith("the body is not as it must be: Object contains unknown field `color` - at `$.items[1]`")

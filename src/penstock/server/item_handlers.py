@@ -31,7 +31,7 @@ from penstock.reports import ItemLease
 from penstock.rules.commands import Settled
 from penstock.server import arrow_streams
 from penstock.server.json_admin import EmptyReply
-from penstock.server.json_call import JsonCall
+from penstock.server.json_call import MANY, JsonCall
 from penstock.server.json_items import (
     BuryBody,
     CompleteBody,
@@ -70,8 +70,6 @@ from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError, Queu
 from penstock.words.ids import Token, format_id, parse_id, parse_token
 from penstock.words.limits import MAX_BATCH_ITEMS
 
-MANY_ITEMS = 200
-"""More items are turned into a reply in another thread: other requests do not wait for that."""
 CONCURRENT_SETTLES = 100
 _encode = msgspec.json.Encoder().encode
 
@@ -83,8 +81,8 @@ def _failed_reply(error: PenstockError, results: list[ItemResult]) -> Reply:
 
 async def _item_reply(call: JsonCall, batches: Sequence[Batch], make: Callable[[], Any]) -> Reply:
     """The reply that `make` gives of these items."""
-    is_large = sum(map(len, batches)) > MANY_ITEMS or sum(batch.size_bytes for batch in batches) > LARGE_BYTES
-    return Reply(await call.run(True, lambda: _encode(make())) if is_large else _encode(make()))
+    is_large = sum(batch.size_bytes for batch in batches) > LARGE_BYTES
+    return await call.reply_of_many(sum(map(len, batches)), make, is_large=is_large)
 
 
 # -- produce and lease -------------------------------------------------------------------------------
@@ -97,7 +95,7 @@ async def produce(call: JsonCall, body: ProduceBody) -> ProduceReply | Reply:
     and the error of each refused item; if no item is stored, the status is that of the error.
     """
     request, wait = call.request_id(body.request_id), wait_microseconds(body.request_timeout)
-    many = len(body.items) > MANY_ITEMS
+    many = len(body.items) > MANY
     batch = await call.run(True, partial(to_batch, body.items)) if many else to_batch(body.items)
     parts = await call.on_queue(body.queue_name, lambda queue: ProduceItems(queue=queue, batch=batch, wait=wait, request=request))
     results, failed = produce_results(parts, len(batch))

@@ -8,14 +8,19 @@ more.
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from penstock.api import arguments
 from penstock.operations import A, FindQueue, Operation
 from penstock.rules.options import check_name
-from penstock.server.served_request import ServedRequest
+from penstock.server.served_request import Reply, ServedRequest
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 R = TypeVar("R")
 MAX_CACHED = 10_000
+MANY = 200
+"""More items are decoded, or turned into a reply, in another thread: other requests do not wait for that."""
+_encode = msgspec.json.Encoder().encode
 
 
 class RunFunction(Protocol):
@@ -96,6 +101,12 @@ class JsonCall:
             raise InvalidRequest("request_id and the header Idempotency-Key differ; send one of them")
         return arguments.request_bytes(given if given is not None else self._key or None)
 
+    async def reply_of_many(self, count: int, make: Callable[[], Any], *, is_large: bool = False) -> Reply:
+        """The reply that `make` gives, of so many parts. If they are many, or large, another thread makes it."""
+        if count > MANY or is_large:
+            return Reply(await self.run(True, lambda: _encode(make())))
+        return Reply(_encode(make()))
+
     # -- queues by name ------------------------------------------------------------------------------
 
     async def find(self, name: str) -> int:
@@ -106,11 +117,13 @@ class JsonCall:
 
     async def on_queue(self, name: str, make: Callable[[int], Operation[A]]) -> A:
         """The answer of the operation that `make` gives for the queue of this name."""
-
-        async def run(incarnation: int) -> A:
-            return await self.call(make(incarnation))
-
-        return await self.with_queue(name, run)
+        known = self._cache.get(name)
+        if known is None:
+            return await self.call(make(await self.find(name)))
+        try:
+            return await self.call(make(known))
+        except QueueNotFound as error:
+            return await self.call(make(await self._find_anew(name, known, error)))
 
     async def with_queue(self, name: str, run: Callable[[int], Awaitable[R]]) -> R:
         """Run a function with the incarnation of a queue. Its first operation tells whether that is the right one."""
@@ -119,12 +132,16 @@ class JsonCall:
             return await run(await self.find(name))
         try:
             return await run(known)
-        except QueueNotFound:
-            self._cache.drop(name)
-            now = await self.find(name)
-            if now == known:  # it is not this queue that was not found
-                raise
-            return await run(now)
+        except QueueNotFound as error:
+            return await run(await self._find_anew(name, known, error))
+
+    async def _find_anew(self, name: str, known: int, error: QueueNotFound) -> int:
+        """The queue that has a name now. Raises the error that was met if it is the queue that was known."""
+        self._cache.drop(name)
+        now = await self.find(name)
+        if now == known:
+            raise error
+        return now
 
     def forget(self, name: str) -> None:
         """The queue of this name was deleted."""

@@ -118,6 +118,8 @@ class ProduceReply(ReplyShape):
 
 def to_batch(items: Sequence[ItemBody]) -> Batch:
     """The items as columns; InvalidRequest, which names the item, when one cannot be stored."""
+    if len(items) == 1:
+        return _single_item(items[0])
     payloads = [item.bytes or (b"" if item.utf8 is None else item.utf8.encode()) for item in items]
     keys = convert_column(_key, items) if any(item.key is not None or item.key_bytes is not None for item in items) else None
     return Batch(
@@ -132,6 +134,26 @@ def to_batch(items: Sequence[ItemBody]) -> Batch:
         convert_column(_instant, [item.enqueue_at for item in items], 0),
         convert_column(_ttl, [item.ttl for item in items], 0),
         dedup_digests(keys, convert_column(_dedup, [item.dedup_id for item in items])),
+    )
+
+
+def _single_item(item: ItemBody) -> Batch:
+    """A batch of one item. The same as the general way, and faster, because it is the most common one."""
+    key = _key(item)
+    encoding = item.encoding or (values.TEXT if item.utf8 is not None and not item.bytes else None)
+    headers = _headers(item) if item.headers or item.headers_bytes else None
+    return Batch(
+        [item.bytes or (b"" if item.utf8 is None else item.utf8.encode())],
+        None if key is None else [key],
+        None if key is None else key_ids([key]),
+        None if headers is None else [headers],
+        [item.kind] if item.kind else None,
+        [encoding] if encoding else None,
+        [item.reference] if item.reference else None,
+        None if item.priority is None else bytes([item.priority]),
+        None if item.enqueue_at is None else [_instant(item.enqueue_at)],
+        None if item.ttl is None else [_ttl(item.ttl)],
+        None if item.dedup_id is None else dedup_digests([key], [_dedup(item.dedup_id)]),
     )
 
 

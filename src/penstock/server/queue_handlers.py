@@ -4,6 +4,7 @@ Owns: these handlers. A handler turns a body into operations and their answers i
 is its description in the OpenAPI document.
 """
 
+from functools import partial
 from typing import cast
 
 from msgspec import UNSET
@@ -48,8 +49,6 @@ from penstock.server.json_admin import (
     EmptyReply,
     ExplainReply,
     HeldKeysBody,
-    HeldKeysReply,
-    HistoryReply,
     ItemIdBody,
     KeyBody,
     MoveCursorBody,
@@ -76,7 +75,6 @@ from penstock.server.json_queues import (
     OptionsBody,
     QueueBody,
     QueueReply,
-    QueuesReply,
     StatsReply,
     before_name,
     queue_reply,
@@ -85,6 +83,7 @@ from penstock.server.json_queues import (
     to_options,
 )
 from penstock.server.json_values import key_bytes_of, wait_microseconds
+from penstock.server.served_request import Reply
 from penstock.words.errors import InvalidRequest, QueueNotEmpty
 from penstock.words.ids import parse_id
 
@@ -115,9 +114,10 @@ async def update(call: JsonCall, body: OptionsBody) -> QueueReply:
     return queue_reply(found)
 
 
-async def list_queues(call: JsonCall, body: ListBody) -> QueuesReply:
+async def list_queues(call: JsonCall, body: ListBody) -> Reply:
     """List queues by name."""
-    return queues_reply(await call.call(ListQueues(prefix=body.prefix, after=before_name(body.pivot), limit=body.limit)))
+    found = await call.call(ListQueues(prefix=body.prefix, after=before_name(body.pivot), limit=body.limit))
+    return await call.reply_of_many(len(found), partial(queues_reply, found))
 
 
 async def info(call: JsonCall, body: QueueBody) -> QueueReply:
@@ -163,10 +163,11 @@ async def explain(call: JsonCall, body: ItemIdBody) -> ExplainReply:
     return explain_reply(await call.on_queue(body.queue_name, lambda queue: ExplainItem(queue=queue, partition=partition, offset=offset)))
 
 
-async def history(call: JsonCall, body: ItemIdBody) -> HistoryReply:
+async def history(call: JsonCall, body: ItemIdBody) -> Reply:
     """Tell everything that happened to an item, in all queues that it was in."""
     partition, offset = parse_id(body.id)
-    return history_reply(await call.on_queue(body.queue_name, lambda queue: ReadHistory(queue=queue, partition=partition, offset=offset)))
+    found = await call.on_queue(body.queue_name, lambda queue: ReadHistory(queue=queue, partition=partition, offset=offset))
+    return await call.reply_of_many(len(found), partial(history_reply, found))
 
 
 # -- administration ----------------------------------------------------------------------------------
@@ -235,9 +236,10 @@ async def compact(call: JsonCall, body: PartitionBody) -> CompactReply:
 # -- keys and cursors --------------------------------------------------------------------------------
 
 
-async def held_keys(call: JsonCall, body: HeldKeysBody) -> HeldKeysReply:
+async def held_keys(call: JsonCall, body: HeldKeysBody) -> Reply:
     """List the keys that are not free, and why."""
-    return held_keys_reply(await call.on_queue(body.queue_name, lambda queue: ListHeldKeys(queue=queue, limit=body.limit)))
+    found = await call.on_queue(body.queue_name, lambda queue: ListHeldKeys(queue=queue, limit=body.limit))
+    return await call.reply_of_many(len(found), partial(held_keys_reply, found))
 
 
 async def release_key(call: JsonCall, body: KeyBody) -> CountReply:
