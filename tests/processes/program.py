@@ -1,4 +1,4 @@
-"""One of the processes of a campaign: `python -m tests.processes.program DIRECTORY JOURNAL ROLE SEED`.
+"""One of the processes of a campaign: `python -m tests.processes.program TARGET JOURNAL ROLE SEED`.
 
 Owns: the roles. A role produces, leases, settles, operates or reads until SIGTERM, writes what it does to its journal,
 and goes on after every documented error. Payloads are unique names, so that the checker can follow each item.
@@ -28,6 +28,8 @@ KEYS = [f"key-{number}" for number in range(12)]
 LEASE_SECONDS = 2.0
 MAX_ATTEMPTS = 5
 OPEN_SECONDS = 10.0
+SERVED_OPEN_SECONDS = 30.0
+"""For a client of a server: nobody takes over from one that was killed, it must be started."""
 CALL_SECONDS = 30.0
 """How long settling and operating may take, by the rules of the API."""
 LEASE_GRACE_SECONDS = 5.0
@@ -39,8 +41,10 @@ LONG_SECONDS = 8.0
 class Process:
     """What all threads of a process share."""
 
-    def __init__(self, directory: str, journal: Path, seed: int) -> None:
-        self.directory = directory
+    def __init__(self, target: str, journal: Path, seed: int) -> None:
+        """target: a directory, or the address of a server."""
+        self.target = target
+        self.open_seconds = SERVED_OPEN_SECONDS if "://" in target else OPEN_SECONDS
         self.name = journal.stem
         self.journal = Journal(journal)
         self.seed = seed
@@ -54,8 +58,8 @@ class Process:
         return random.Random(f"{self.seed}:{self.name}:{thread}")
 
     def open(self) -> Broker:
-        with self.journal.call("open", OPEN_SECONDS):
-            return penstock.open(self.directory, wait=OPEN_SECONDS)
+        with self.journal.call("open", self.open_seconds):
+            return penstock.open(self.target, wait=self.open_seconds)
 
     def repeat(self, thread: int, act: Callable[[random.Random], object], pause: float) -> None:
         """Act until the process shall end. An error that is in the journal does not end it."""
@@ -310,8 +314,8 @@ def run_async(process: Process) -> None:
 
 
 async def _run_async(process: Process) -> None:
-    with process.journal.call("open", OPEN_SECONDS):
-        broker = await penstock.aopen(process.directory, wait=OPEN_SECONDS)
+    with process.journal.call("open", process.open_seconds):
+        broker = await penstock.aopen(process.target, wait=process.open_seconds)
     async with broker:
         queue = await _find_async(process, broker)
         acts: list[Callable[[random.Random], Awaitable[None]]] = [
@@ -475,8 +479,8 @@ def watch(process: Process) -> None:
                 faulthandler.dump_traceback(sys.stderr)
 
 
-def main(directory: str, journal: str, role: str, seed: str) -> None:
-    process = Process(directory, Path(journal), int(seed))
+def main(target: str, journal: str, role: str, seed: str) -> None:
+    process = Process(target, Path(journal), int(seed))
     faulthandler.register(signal.SIGUSR1)  # the driver asks a process that does not end where its threads are
     signal.signal(signal.SIGTERM, lambda *_: process.stopping.set())
     threading.Thread(target=watch, args=(process,), daemon=True).start()

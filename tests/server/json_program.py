@@ -118,7 +118,7 @@ class JsonProducer:
 
     def __init__(self, process: Process, queue: str) -> None:
         self.process, self.queue = process, queue
-        self.client = JsonClient(process.directory)
+        self.client = JsonClient(process.target)
 
     def act(self, rng: random.Random) -> None:
         timeout, request = rng.choice([1.0, 1.0, 2.0, 10.0]), request_name(rng, 0.6)
@@ -144,7 +144,7 @@ class JsonConsumer:
 
     def __init__(self, process: Process, queue: str) -> None:
         self.process, self.queue = process, queue
-        self.client = JsonClient(process.directory)
+        self.client = JsonClient(process.target)
 
     def act(self, rng: random.Random) -> None:
         count, wait, timeout = rng.choice([1, 1, 3, 10]), rng.choice([0.0, 0.3, 1.0]), rng.choice([1.0, LEASE_SECONDS])
