@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.broker.remote_calls import (
     GRACE,
+    LONG_OPERATIONS,
     REPEAT_SECONDS,
     WAITING_OPERATIONS,
     LeaseExtensions,
@@ -46,8 +47,10 @@ from penstock.words.errors import (
     InvalidRequest,
     OutcomeUnknown,
     PenstockError,
+    QueueBusy,
     QueueNotFound,
     StorageFailed,
+    Unauthenticated,
     broker_closed_error,
     caused_by_bug,
 )
@@ -70,6 +73,11 @@ UNKNOWN_QUEUE = 1
 """The incarnation of no queue: they are random numbers of 64 bits."""
 TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 """Statuses of proxies that cannot reach the server now, or do not know whether it did what was asked."""
+
+REFUSALS_OF_THE_DOOR = (QueueBusy, StorageFailed, Unauthenticated)
+"""Errors with which a server refuses a request that it has not looked into: it is too busy, it cannot read its keys,
+or the key was revoked. For a repetition they do not tell what became of the first sending. (The broker itself answers
+a repetition that it cannot run with OutcomeUnknown.)"""
 
 
 class HttpCall:
@@ -308,7 +316,12 @@ class HttpClient:
                         await asyncio.sleep(max(pause * (0.5 + os.urandom(1)[0] / 512), getattr(failure, "pause", 0)))
                         pause = min(2 * pause, LONGEST_PAUSE)
                         continue
-                    if not remote.may_be_repeated(outcome, self._clock.read().elapsed):
+                    is_final = False
+                    if remote.call is not None and remote.sendings > 1 and isinstance(outcome, REFUSALS_OF_THE_DOOR):
+                        why = str(outcome)
+                        is_final = isinstance(outcome, Unauthenticated) or isinstance(remote.operation, LONG_OPERATIONS)
+                        outcome = OutcomeUnknown(f"it was sent before, and its repetition was refused: {why}")
+                    if is_final or not remote.may_be_repeated(outcome, self._clock.read().elapsed):
                         self._sessions.give_back(remote, outcome)
                         return outcome
                     await asyncio.sleep(REPEAT_SECONDS)
