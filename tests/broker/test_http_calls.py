@@ -11,7 +11,17 @@ import pytest
 from penstock.broker import http_client
 from penstock.broker.http_home import HttpBroker
 from penstock.loop.requests import LeaseResult, StoredPart
-from penstock.operations import AwaitItems, CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems, ReadStats, SettleItems
+from penstock.operations import (
+    AwaitItems,
+    CreateQueue,
+    DeleteQueue,
+    FindQueue,
+    LeaseItems,
+    Operation,
+    ProduceItems,
+    ReadStats,
+    SettleItems,
+)
 from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.wire.http_address import HttpAddress, HttpOptions
 from penstock.words.batch import Batch
@@ -120,6 +130,44 @@ def test_an_unknown_outcome_of_a_first_sending_is_told_and_its_session_is_not_us
     client.call(produce())
     first, second = server.received.get(), server.received.get()
     assert first.call is not None and second.call is not None and first.call.session != second.call.session
+
+
+@pytest.mark.parametrize("refusal", [QueueBusy("too many requests; wait"), StorageFailed("no keys can be read; wait")])
+def test_a_repetition_that_the_server_did_not_let_in_is_sent_again(server: ScriptedServer, client: HttpBroker, refusal: Any) -> None:
+    server.answer(DROP, refusal, refusal, STORED)
+    assert client.call(produce()) == STORED
+    sent = [server.received.get() for _ in range(4)]
+    assert [one.call.again for one in sent if one.call] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("operation", "replies"),
+    [
+        (produce(), [DROP, Unauthenticated("the key was revoked; get another")]),
+        (produce(wait=0), [DROP, *[QueueBusy("too many requests; wait")] * 1_000]),
+        (DeleteQueue(queue=1), [DROP, QueueBusy("too many requests; wait")]),
+    ],
+)
+def test_a_refused_repetition_does_not_say_that_nothing_was_done(
+    server: ScriptedServer, client: HttpBroker, operation: Any, replies: list[Any]
+) -> None:
+    server.answer(*replies)
+    error = outcome_of(client, operation)
+    assert isinstance(error, OutcomeUnknown)
+    assert "the key was revoked" in str(error) or "too many requests" in str(error)
+    while not server.replies.empty():
+        server.replies.get()
+    sent = server.received.get()
+    server.answer(STORED)
+    client.call(produce())
+    while not server.received.empty():
+        newest = server.received.get()
+    assert sent.call and newest.call and newest.call.session != sent.call.session
+
+
+def test_a_query_that_is_refused_has_changed_nothing(server: ScriptedServer, client: HttpBroker) -> None:
+    server.answer(DROP, QueueBusy("too many requests; wait"))
+    assert isinstance(outcome_of(client, ReadStats(queue=1)), QueueBusy)
 
 
 def test_concurrent_calls_have_sessions_of_their_own(server: ScriptedServer, client: HttpBroker) -> None:

@@ -25,6 +25,7 @@ import msgspec
 
 from penstock.broker.remote_calls import (
     GRACE,
+    LONG_OPERATIONS,
     REPEAT_SECONDS,
     WAITING_OPERATIONS,
     LeaseExtensions,
@@ -317,10 +318,13 @@ class HttpClient:
                         pause = min(2 * pause, LONGEST_PAUSE)
                         continue
                     judged = remote.judged(outcome)
-                    is_final = isinstance(outcome, AccessDenied | Unauthenticated)
+                    # One that may take minutes is not repeated for minutes.
+                    is_long = judged is not outcome and isinstance(remote.operation, LONG_OPERATIONS)
+                    is_final = is_long or isinstance(outcome, AccessDenied | Unauthenticated)
                     if is_final or not remote.may_be_repeated(judged, self._clock.read().elapsed):
                         self._sessions.give_back(remote, judged)
                         return judged
+                    why = str(outcome)
                     await asyncio.sleep(max(pause, REPEAT_SECONDS))
                     pause = min(2 * pause, LONGEST_PAUSE)
         except TimeoutError:

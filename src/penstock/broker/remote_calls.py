@@ -32,7 +32,7 @@ from penstock.operations import (
 )
 from penstock.rules.commands import Call
 from penstock.words.clock import MILLISECOND, SECOND
-from penstock.words.errors import AccessDenied, OutcomeUnknown, PenstockError, QueueBusy, Refused, Unauthenticated
+from penstock.words.errors import AccessDenied, OutcomeUnknown, PenstockError, QueueBusy, Refused, StorageFailed, Unauthenticated
 
 GRACE = 5 * SECOND
 """The owner answers a waiting lease at its deadline; its caller waits so much longer for that."""
@@ -47,8 +47,9 @@ LONG = 10 * TIMEOUT
 LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
 WAITING_OPERATIONS = (LeaseItems, AwaitItems)
 """Operations that wait for items."""
-NOT_LOOKED_AT = (QueueBusy, AccessDenied, Unauthenticated)
-"""Errors of operations that were not given to their queue."""
+NOT_LOOKED_AT = (QueueBusy, AccessDenied, Unauthenticated, StorageFailed)
+"""Errors of operations that were not given to their queue. (StorageFailed: the server cannot read its keys. The broker
+itself answers a repetition that it cannot run with OutcomeUnknown.)"""
 SESSION_BYTES = 16
 NEVER = 1 << 62
 EXTEND_AGAIN = 100 * MILLISECOND
