@@ -46,6 +46,7 @@ from penstock.rules.keys import KeyLine
 from penstock.rules.leases import LiveLease
 from penstock.rules.outbox import moved_runs, moved_to
 from penstock.rules.runs import RunSet, first_of, pairs
+from penstock.rules.runs import offsets as offsets_in
 from penstock.rules.state import Counts, State
 from penstock.rules.summary import Summary, moved_or_lost
 from penstock.words import origin
@@ -319,8 +320,9 @@ def items(queue: QueueView, query: ListItems) -> list[ListedItemData]:
         before = len(found)
         while len(found) == before and (there := _in_states(handle.state, wanted, start)):  # again while all items read are lost
             runs = first_of(there.runs, _bounded(handle, limit - len(found)))
+            leases = _leases_of(handle.state, offsets_in(runs)) if handle.state.leases.live else {}
             for items in handle.usable_partition.items(runs):
-                found += _listed(handle, items)
+                found += _listed(handle, items, leases)
             start = runs[-1]
         if len(found) >= limit or (len(found) > before and _in_states(handle.state, wanted, start)):
             break  # the next page continues here, also when damage or large items made this page short
@@ -341,9 +343,8 @@ def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
     return found
 
 
-def _listed(handle: PartitionView, items: Items) -> Iterator[ListedItemData]:
+def _listed(handle: PartitionView, items: Items, leases: Mapping[int, LiveLease]) -> Iterator[ListedItemData]:
     state, now, ttls = handle.state, handle.usable_partition.now(), items.batch.ttls
-    leases = _leases_of(state, range(items.start, items.start + len(items.batch))) if state.leases.live else {}
     for index in range(len(items.batch)):
         offset = items.start + index
         item_state = state.state_of(offset)

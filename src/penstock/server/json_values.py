@@ -64,7 +64,7 @@ CursorName: TypeAlias = RequestName
 ItemId: TypeAlias = Annotated[str, _shown(pattern=f"^{_ID}$", examples=["0-17"])]
 TokenText: TypeAlias = Annotated[str, _shown(pattern=f"^{_TOKEN}$")]
 IdOrToken: TypeAlias = Annotated[str, _shown(pattern=f"^({_ID}|{_TOKEN})$")]
-LogPosition: TypeAlias = Annotated[str, _shown(pattern=f"^(oldest|newest|{_TIME})$")]
+LogPosition: TypeAlias = Annotated[str, _shown(anyOf=[{"enum": ["oldest", "newest"]}, {"format": "date-time", "pattern": f"^{_TIME}$"}])]
 PartitionNumber: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_PARTITION)]
 PartitionCount: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
 _PARTITIONS = {"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,3})$"}, "examples": [{"0": 17}]}
