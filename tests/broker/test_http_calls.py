@@ -24,6 +24,7 @@ from penstock.operations import (
 )
 from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.wire.http_address import HttpAddress, HttpOptions
+from penstock.wire.http_calls import ANSWER_TYPE, encode_error
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import (
@@ -311,7 +312,8 @@ def test_a_repetition_that_is_refused_at_the_door_is_sent_again(server: Scripted
 
 
 def test_a_server_that_is_being_closed_is_asked_again(server: ScriptedServer, client: HttpBroker) -> None:
-    server.answer(BrokerClosed("the broker is closed; open it again"), STORED)
+    ends = Raw(503, encode_error(OutcomeUnknown("the server ends; send it again")), ANSWER_TYPE, "connection: close\r\n")
+    server.answer(BrokerClosed("the broker is closed; open it again"), ends, STORED)
     assert client.call(produce()) == STORED
 
 

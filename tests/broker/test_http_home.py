@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,8 +16,10 @@ import pytest
 
 import penstock
 from penstock.broker.http_home import HttpBroker
-from penstock.errors import AccessDenied, BrokerClosed, InvalidRequest, PenstockError
+from penstock.errors import AccessDenied, BrokerClosed, InvalidRequest, PenstockError, Unauthenticated
+from penstock.server.api_keys import KeyFile
 from penstock.server.http_server import HttpServer
+from penstock.server.key_ring import KeyRing
 from penstock.wire.http_address import HttpAddress, HttpOptions
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import wait_until
@@ -227,6 +230,25 @@ def test_the_key_comes_from_the_environment_and_is_shown_nowhere(
     assert "environment" not in caplog.text and "given-key" not in caplog.text
 
 
+def test_a_server_with_keys_is_used_with_one(owner: penstock.Broker, tmp_path: Path) -> None:
+    keys = KeyFile(str(tmp_path / "data"))
+    key = keys.create("web", ["produce"], ["orders"])[1]
+    owner.create_queue("orders")
+    owner.create_queue("others")
+    with serve(owner.home, keys=KeyRing(str(tmp_path / "data"))) as server:
+        for wrong in (None, "pk_nonsense", key[:-1] + ("A" if key[-1] != "A" else "B")):
+            with pytest.raises(Unauthenticated):
+                penstock.open(server.url, api_key=wrong)
+        with penstock.open(server.url, api_key=key) as broker:
+            orders = broker.queue("orders")
+            orders.produce("x")
+            with pytest.raises(AccessDenied, match="needs the scope 'consume'"):
+                orders.lease()
+            with pytest.raises(AccessDenied, match="'others'"):
+                broker.queue("others")
+    assert owner.queue("orders").stats().ready == 1
+
+
 def test_without_httptools_open_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httptools", None)
     for module in ("penstock.broker.http_home", "penstock.broker.http_client", "penstock.wire.http_connection"):
@@ -297,6 +319,30 @@ def test_an_async_call_is_repeated_too(server: HttpServer, owner: penstock.Broke
     asyncio.run(use())
     proxy.close()
     assert sorted(item.value for item in owner.queue("orders").items(limit=100)) == sorted(map(str, range(20)))
+
+
+def test_calls_go_on_when_the_server_is_stopped_and_started_again(owner: penstock.Broker) -> None:
+    """A produce that waits for room is ended unfinished, a lease that waits is answered with nothing."""
+    port = free_port()
+    full, quiet = owner.create_queue("full", max_items=1), owner.create_queue("quiet")
+    full.produce("first")
+    found: SimpleQueue[Any] = SimpleQueue()
+    with ExitStack() as stack:
+        with serve(owner.home, port=port, drain_seconds=0.05):
+            broker = stack.enter_context(penstock.open(f"http://127.0.0.1:{port}"))
+            verbs = [lambda: broker.queue("full").produce("second"), lambda: broker.queue("quiet").lease(wait=20)[0].item.value]
+            threads = [threading.Thread(target=lambda verb=verb: found.put(verb())) for verb in verbs]
+            for thread in threads:
+                thread.start()
+            wait_until(lambda: quiet.stats().waiting_consumers == 1 and full.stats().waiting_producers == 1)
+        with serve(owner.home, port=port):
+            wait_until(lambda: quiet.stats().waiting_consumers == 1)
+            full.lease().complete()
+            quiet.produce("at last")
+            assert {found.get(timeout=WAIT), found.get(timeout=WAIT)} == {"0-1", "at last"}
+            for thread in threads:
+                thread.join()
+    assert full.stats().produced == 2
 
 
 # -- leaving -------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ import typer
 import penstock
 from penstock.cli import reference
 from penstock.cli.app import app
+from penstock.server.api_keys import KeyFile
+from penstock.server.key_ring import KeyRing
 from tests.cli import programs
 from tests.cli.conftest import CommandLine
 from tests.cli.ledgerq_files import LedgerQDirectory, entry
@@ -117,6 +119,31 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
             assert [one["name"] for one in cli.json("queue", "list")] == ["orders", "orders.dead"]
     leaves = {path.removeprefix("penstock ") for path, _ in reference.commands(typer.main.get_command(app))}
     assert {leaf for leaf in leaves if leaf not in ran and not leaf.startswith("spark")} == set()
+
+
+def test_commands_use_the_key_of_the_environment_and_need_no_more_than_it_allows(cli: CommandLine) -> None:
+    with penstock.open(cli.target) as broker:
+        broker.create_queue("orders").produce("x")
+        key = KeyFile(str(cli.target)).create("looker", ["look"], ["orders"])[1]
+        with serve(broker.home, keys=KeyRing(str(cli.target))) as server:
+            cli.address = server.url
+            assert "no API key" in cli.refused("stats", code=10)
+            shown = cli.run("stats", PENSTOCK_API_KEY=key).out
+            assert "orders" in shown and "owner  not shown: the API key is for some queues only" in shown
+            assert "needs the scope 'produce'" in cli.run("produce", "orders", "x", code=10, PENSTOCK_API_KEY=key).err
+
+
+@pytest.mark.parametrize("options", [["--ca-file", "x.pem"], ["--cert-file", "x.pem"]])
+def test_certificates_are_for_https(cli: CommandLine, options: list[str]) -> None:
+    penstock.open(cli.target).close()
+    assert "file is for a server, and the target is none" in cli.refused(*options, "queue", "create", "x")
+    assert "is for https://, and the address is 'http://127.0.0.1:9'" in cli.refused(*options, "stats", broker="http://127.0.0.1:9")
+
+
+def test_a_server_that_is_not_there_is_named(cli: CommandLine) -> None:
+    said = cli.refused("--owner-timeout", "0", "stats", broker="http://127.0.0.1:9", code=4)
+    assert said.startswith("no Penstock server answers at http://127.0.0.1:9 (") and "start it with `penstock serve`" in said
+    assert "has its own storage roots" in cli.refused("--root", "more", "stats", broker="http://127.0.0.1:9")
 
 
 def test_looking_sees_what_the_owner_has_not_published(orders_cli: CommandLine) -> None:

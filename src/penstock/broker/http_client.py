@@ -378,7 +378,8 @@ class HttpClient:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             what = f"the server's answer cannot be understood ({error}); use the same Penstock on both sides"
             return StorageFailed(what) if issubclass(kind, Query) else OutcomeUnknown(what)
-        if isinstance(outcome, BrokerClosed):  # it is being restarted
+        ends = response.headers.get(b"connection", b"").lower() == b"close"
+        if isinstance(outcome, BrokerClosed) or (ends and isinstance(outcome, OutcomeUnknown)):  # it is being restarted
             raise ConnectionLost(str(outcome))
         return outcome
 
