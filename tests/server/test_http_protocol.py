@@ -3,6 +3,7 @@
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -216,6 +217,36 @@ def test_only_the_head_counts_as_head() -> None:
             assert client.answer()[0] == 404
         client.send(GET[-1:])
         assert client.answer()[0] == 404
+
+
+@pytest.mark.parametrize("piece", [b"abcdef: g\r\n" * 1_000, b"x" * 10_000], ids=["many headers", "one long header"])
+@pytest.mark.parametrize("path", [b"/health/live", CALL_PATH.encode()])
+def test_headers_behind_a_body_do_not_come_for_ever(path: bytes, piece: bytes) -> None:
+    with served(header_bytes=20_000, body_seconds=60) as server:
+        head = b"%b %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % (b"POST" if b"call" in path else b"GET", path)
+        with raw(server, head + b"1\r\nx\r\n0\r\nx: ") as client:
+            began = time.monotonic()
+            with suppress(OSError):
+                while time.monotonic() - began < 10:
+                    client.send(piece)
+            assert time.monotonic() - began < 10
+        wait_until(lambda: server.connections == 0)
+
+
+def test_headers_behind_a_body_are_not_those_of_the_request() -> None:
+    with served() as server:
+        head = b"POST /v1/queues.list HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        with raw(server, head + b"2\r\n{}\r\n0\r\ncontent-type: text/plain\r\n\r\n" + GET) as client:
+            assert client.answer()[0] == 200
+            assert client.answer()[0] == 404
+
+
+def test_a_body_of_very_many_small_chunks_is_taken() -> None:
+    with served(header_bytes=1_000) as server:
+        head = b"POST /v1/queues.list HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        with raw(server, head) as client:
+            client.send(b"1\r\n{\r\n" + b"1\r\n \r\n" * 50_000 + b"1\r\n}\r\n0\r\n\r\n")
+            assert client.answer()[0] == 200
 
 
 def test_the_whole_answer_reaches_a_client_whose_body_is_too_large() -> None:

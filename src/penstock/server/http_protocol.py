@@ -124,6 +124,10 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes in which the head that is received was found so far."""
         self._other_bytes = 0
         """How many of them may belong to an earlier request."""
+        self._between_bytes = 0
+        """Bytes of a chunked body since its last piece: sizes of chunks, and headers at its end."""
+        self._got_piece = False
+        """Whether the bytes that are parsed now have a piece of a body."""
         self._refusal = NOT_HTTP
         """Why the parser was stopped."""
         self._discarding = False
@@ -192,6 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._chunk_bytes = len(data)
         self._chunk_is_shared = self._in_body
+        self._got_piece = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:  # it is answered as if it had not asked for another protocol
@@ -204,12 +209,24 @@ class HttpProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes - self._other_bytes > self._watch.limits.header_bytes:
                 self._refuse(HEAD_TOO_LARGE)
+        elif self._in_body:
+            self._between_bytes = 0 if self._got_piece else self._between_bytes + len(data)
+            if self._between_bytes > self._watch.limits.header_bytes:
+                self._refuse(HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
         self._other_bytes = self._chunk_bytes if self._chunk_is_shared else 0
         self._in_head = self._changed = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it follows the body, where nothing that is read here may be
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._got_piece = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         limits = self._watch.limits
@@ -226,6 +243,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._running is None:
             self._running = cycle
         self._in_head = False
+        self._between_bytes = 0
         self._in_body = self._changed = True
 
     def _size_of_head(self) -> int:

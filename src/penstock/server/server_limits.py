@@ -14,7 +14,7 @@ class ServerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes: int = 2 * MAX_BATCH_BYTES
     """The largest body of a request, also when it is decompressed: the largest batch fits, in base64."""
     header_bytes: int = 64 * KIB
-    """The largest head of a request: its first line and its headers."""
+    """The largest head of a request: its first line and its headers. Also the most bytes of headers behind a body."""
     header_count: int = 100
     """The most headers of a request."""
     header_seconds: float = 10
