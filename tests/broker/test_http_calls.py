@@ -239,6 +239,29 @@ def test_a_long_wait_is_sent_in_slices_each_a_call_of_its_own(
     assert client.call(AwaitItems(queue=1, start={}, wait=45 * SECOND)) is True
 
 
+@pytest.mark.parametrize("wait", [0, SECOND])
+def test_a_lease_that_was_returned_with_its_connection_is_asked_anew(server: ScriptedServer, client: HttpBroker, wait: int) -> None:
+    server.answer(DROP, [], LEASED)
+    assert client.call(LeaseItems(queue=1, wait=wait)) == LEASED
+    first, again, new = (server.received.get().call for _ in range(3))
+    assert first and again and new
+    assert again.again and again.number == first.number
+    assert (new.session, new.number, new.again) == (first.session, first.number + 1, False)
+
+
+def test_a_lease_without_a_wait_is_not_asked_for_ever(server: ScriptedServer, client: HttpBroker) -> None:
+    server.answer(DROP, [], DROP, [])
+    assert client.call(LeaseItems(queue=1)) == []
+    assert server.received.qsize() == 4
+
+
+def test_a_wait_that_the_server_ends_early_goes_on(server: ScriptedServer, client: HttpBroker) -> None:
+    server.answer([], [], LEASED)
+    assert client.call(LeaseItems(queue=1, wait=20 * SECOND)) == LEASED
+    waits = [operation.wait for operation in [server.received.get() for _ in range(3)] if isinstance(operation, LeaseItems)]
+    assert 20 * SECOND == waits[0] > waits[1] > waits[2] > 10 * SECOND
+
+
 def test_a_wait_that_is_over_gives_nothing(server: ScriptedServer, client: HttpBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     server.answer(*[[]] * 10_000)
     before = client.clock.read().elapsed

@@ -1,16 +1,25 @@
 """The calls of Penstock's own client, as bytes."""
 
+import asyncio
+import gc
 import socket
+import struct
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
 from penstock import operations
-from penstock.operations import CreateQueue, FindQueue, LeaseItems, ProduceItems, ReadStats
+from penstock.operations import CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems, ReadStats
 from penstock.rules.commands import Call
+from penstock.server.gate import Gate
+from penstock.server.home_calls import HomeCalls
 from penstock.server.http_server import HttpServer
+from penstock.server.served_request import ServedRequest
 from penstock.server.server_limits import ServerLimits
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, VERSION, VERSION_HEADER, decode_error
 from penstock.wire.messages import decode_answer
@@ -58,6 +67,61 @@ def test_a_repetition_takes_the_place_of_the_original_that_still_waits(server: H
         old.request("POST", CALL_PATH, operations.encode(original), {VERSION_HEADER: VERSION})
         with pytest.raises(OutcomeUnknown, match="was repeated meanwhile"):
             raise decode_error(old.getresponse().read())
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["before the answer", "in the middle of it"])
+@pytest.mark.parametrize("path", [CALL_PATH, "/v1/queue.lease"])
+def test_items_return_when_their_client_leaves_before_it_has_the_answer(
+    server: HttpServer, poster: Poster, path: str, is_cut: bool
+) -> None:
+    queue = poster.call(CreateQueue(name="orders")).incarnation
+    items = Batch([b"x" * 5_000] * 2_000)  # more than the operating system takes at once
+    poster.call(ProduceItems(queue=queue, batch=items))
+    operation = LeaseItems(queue=queue, count=2_000, timeout=600 * SECOND)
+    body = b'{"queue_name": "orders", "client_id": "c", "batch_size": 2000, "lease_timeout": "10m"}'
+    leaver = Poster(server).connection
+    headers = {VERSION_HEADER: VERSION, "content-type": "application/json"}
+    leaver.request("POST", path, operations.encode(operation) if path == CALL_PATH else body, headers)
+    if is_cut:
+        assert leaver.sock.recv(100)
+    leaver.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    leaver.close()
+    wait_until(lambda: poster.call(ReadStats(queue=queue)).consumers == {} and poster.call(ReadStats(queue=queue)).leased == 0)
+    time.sleep(0.3)  # if it has not begun yet
+    assert (found := poster.call(ReadStats(queue=queue))).leased == 0 and found.ready == 2_000
+
+
+def test_a_request_that_was_repeated_while_its_key_is_checked_does_nothing(
+    server: HttpServer, poster: Poster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = poster.call(CreateQueue(name="orders")).incarnation
+    check, held, release = Gate.check, threading.Event(), threading.Event()
+
+    async def slow_check(gate: Gate, caller: Any, operation: Operation[Any], calls: HomeCalls) -> Operation[Any]:
+        if operation.call is not None and not operation.call.again:
+            held.set()
+            while not release.is_set():
+                await asyncio.sleep(0.01)
+        return await check(gate, caller, operation, calls)
+
+    monkeypatch.setattr(Gate, "check", slow_check)
+    with closing(Poster(server).connection) as old:
+        original = ProduceItems(queue=queue, batch=Batch([b"1"]), call=Call(b"s" * 16, 1))
+        old.request("POST", CALL_PATH, operations.encode(original), {VERSION_HEADER: VERSION})
+        held.wait()
+        poster.call(ProduceItems(queue=queue, batch=Batch([b"1"]), call=Call(b"s" * 16, 1, True, SECOND)))
+        poster.call(ProduceItems(queue=queue, batch=Batch([b"2"]), call=Call(b"s" * 16, 2, True, SECOND)))
+        release.set()
+        with pytest.raises(OutcomeUnknown, match="was repeated meanwhile"):
+            raise decode_error(old.getresponse().read())
+    assert poster.call(ReadStats(queue=queue)).ready == 2
+
+
+def test_a_session_keeps_little_of_its_last_request(server: HttpServer, poster: Poster) -> None:
+    queue = poster.call(CreateQueue(name="orders")).incarnation
+    poster.call(ProduceItems(queue=queue, batch=Batch([b"1"]), call=Call(b"s" * 16, 1)))
+    gc.collect()
+    wait_until(lambda: sum(type(one) is ServedRequest for one in gc.get_objects()) == 0)
 
 
 def test_a_repeated_produce_adds_nothing(poster: Poster) -> None:

@@ -285,18 +285,24 @@ class HttpClient:
     async def _answer(self, operation: Operation[Any]) -> Any:
         """The outcome of an operation. One that waits is asked again until its time is over: after a slice of it, and
         when the server ended it sooner, because it is being stopped.
+
+        A lease that was sent again and got nothing is asked once more, as a new call: items that the first sending
+        leased were returned when its connection was lost.
         """
         began = self._clock.read().elapsed
         if not isinstance(operation, WAITING_OPERATIONS) or operation.call is not None:
             return await self._send_until_answered(RemoteCall(operation, self._sessions.take(operation), began))
-        asked, end, pause = operation, began + operation.wait, FIRST_PAUSE
+        asked, end, pause, is_last = operation, began + operation.wait, FIRST_PAUSE, False
         while True:
-            outcome = await self._send_until_answered(RemoteCall(asked, self._sessions.take(asked), began))
+            remote = RemoteCall(asked, self._sessions.take(asked), began)
+            outcome = await self._send_until_answered(remote)
             now = self._clock.read().elapsed
-            if outcome or end - now < SHORTEST_WAIT:
+            is_over = end - now < SHORTEST_WAIT
+            if outcome or (is_over and (is_last or remote.sendings < 2 or not isinstance(asked, LeaseItems))):
                 return outcome
+            is_last = is_over
             if now - began < min(asked.wait, WAIT_SLICE) // 2:
-                await asyncio.sleep(min(pause, (end - now) / SECOND))
+                await asyncio.sleep(max(0, min(pause, (end - now) / SECOND)))
                 pause = min(2 * pause, LONGEST_PAUSE)
             began = self._clock.read().elapsed
             asked = msgspec.structs.replace(asked, wait=max(0, end - began))

@@ -22,11 +22,14 @@ from penstock.server.key_ring import KeyRing
 from penstock.server.metrics import MetricsPage, MetricsSettings
 from penstock.server.pages import PAGE_PATHS, make_pages
 from penstock.server.served_request import (
+    DELIVERY,
     LARGE_BYTES,
     REPEATED,
     ClientGone,
+    Delivery,
     Receive,
     Reply,
+    RequestWork,
     Scope,
     Send,
     ServedRequest,
@@ -65,7 +68,7 @@ class Application:
         self.draining = False
         """Whether the server has begun to end."""
         self._calls: HomeCalls | None = None
-        self._sessions: SessionTable[ServedRequest] = SessionTable()
+        self._sessions: SessionTable[RequestWork] = SessionTable()
         self._threads = ThreadPoolExecutor(4, "penstock-http")
         self._handlers: Mapping[str, Handler] = {CALL_PATH: self._call, **JsonApi(self._limits, self._run).handlers()}
         self._error_replies: Mapping[str, Callable[[PenstockError], Reply]] = {CALL_PATH: _encoded_error}
@@ -146,19 +149,24 @@ class Application:
         try:
             reply = await self._reply(handler, request, error_as_reply)
         except ClientGone:
-            request.give_up()
+            request.work.give_up()
             self.meter.request_abandoned()
             return
         finally:
             request.end()
+        delivery: Delivery | None = scope.get(DELIVERY)
+        is_lost = delivery is not None and delivery.is_lost  # the client left while its answer was made
         try:
             await _send(send, reply)
-            request.delivered()
         except BaseException:
-            request.give_up()
+            request.work.give_up()
             raise
         finally:
             self._end(path, reply.status, began, request.body_bytes, len(reply.body))
+        if is_lost:
+            request.work.give_up()
+        else:
+            await _finish(request, delivery)
 
     async def _reply(self, handler: Handler, request: ServedRequest, error_as_reply: Callable[[PenstockError], Reply]) -> Reply:
         try:
@@ -170,7 +178,7 @@ class Application:
         except PenstockError as error:
             return error_as_reply(error)
         except asyncio.CancelledError:  # the server ends, and does not wait for this request any more
-            request.give_up()
+            request.work.give_up()
             return error_as_reply(OutcomeUnknown("the server ends; send the request again"))
         except Exception as error:
             _log.exception("a request of %s went wrong", request.path)
@@ -183,7 +191,7 @@ class Application:
         is_large = len(body) > LARGE_BYTES
         operation = await self._run(is_large, partial(operations.decode, body))
         if operation.call is not None:
-            is_new, original = self._sessions.enter(operation.call, request)
+            is_new, original = self._sessions.enter(operation.call, request.work)
             if not is_new:
                 raise OutcomeUnknown(REPEATED)
             if original is not None:
@@ -204,6 +212,18 @@ def _is_large_answer(operation: Operation[Any]) -> bool:
 
 def _encoded_error(error: PenstockError) -> Reply:
     return Reply(encode_error(error), error.http_status, ANSWER_TYPE, refusal_headers(error))
+
+
+async def _finish(request: ServedRequest, delivery: Delivery | None) -> None:
+    """See whether the client takes the answer. What was leased for an answer that was cut off is returned."""
+    try:
+        is_taken = delivery is None or await delivery.is_taken()
+    except asyncio.CancelledError:  # the server ends
+        is_taken = False
+    if is_taken:
+        request.work.delivered()
+    else:
+        request.work.give_up()
 
 
 async def _send(send: Send, reply: Reply) -> None:

@@ -50,6 +50,7 @@ def read_items(body: bytes, limit: int) -> list[Batch]:
             table = reader.read_all()
         if table.num_rows > MAX_ROWS:
             raise InvalidRequest(f"the stream has {table.num_rows} rows; send at most {MAX_ROWS} at a time")
+        table.validate(full=True)  # before a value is read: its place in the buffers, which the client chose, may be wrong
         _check_values(pyarrow, table, limit)
     except (pyarrow.ArrowException, OSError, struct.error, ValueError) as error:
         raise InvalidRequest(f"the body is not an Arrow stream ({error}); send the bytes of an Arrow IPC stream") from None
@@ -120,9 +121,6 @@ def _check_values(pyarrow: Any, table: Any, limit: int) -> None:
         for column in table.columns
         if types.is_dictionary(column.type) or types.is_string_view(column.type) or types.is_binary_view(column.type)
     ]
-    if not shared:
-        return
-    table.validate(full=True)  # before anything is computed with it: the indexes may be wrong
     total = sum(_value_bytes(pyarrow, chunk) for column in shared for chunk in column.chunks)
     if total > limit:
         raise _too_large(limit)

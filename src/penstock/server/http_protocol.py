@@ -18,11 +18,12 @@ from typing import Any, NamedTuple, cast
 import httptools
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from penstock.server.repeated_warnings import RepeatedWarnings
-from penstock.server.served_request import JSON_TYPE, RETRY_AFTER_SECONDS, Problem
+from penstock.server.served_request import DELIVERY, JSON_TYPE, RETRY_AFTER_SECONDS, Problem
 from penstock.server.server_limits import ServerLimits
 from penstock.server.server_meter import ServerMeter
 
@@ -113,6 +114,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._watch = watch
         self._answers: AnswerTransport
+        self._delivery: ConnectionDelivery
         self._running: RequestResponseCycle | None = None
         """The request that the application answers; `cycle` is the one that was received last."""
         self._in_head = False
@@ -144,6 +146,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._watch.meter.connection_opened()
         self._answers = AnswerTransport(transport, self.close_after_answer)
+        self._delivery = ConnectionDelivery(transport, self.flow)
         extra = len(self.connections) - self._watch.limits.connections
         if extra > EXTRA_CONNECTIONS:
             self._warn(TOO_MANY_CONNECTIONS.cause)
@@ -153,6 +156,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(TOO_MANY_CONNECTIONS)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._delivery.was_cut = self.flow.write_paused
         if self._running is not None and not self._running.response_complete:
             self._disconnect(self._running)
         super().connection_lost(exc)
@@ -216,6 +220,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope[DELIVERY] = self._delivery  # type: ignore[literal-required]
         self._head_bytes = 0
         self._other_bytes = self._chunk_bytes if self._chunk_is_shared else 0
         self._in_head = self._changed = True
@@ -373,3 +378,24 @@ class AnswerTransport:
         self.write = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+class ConnectionDelivery:
+    """What becomes of the answers on a connection."""
+
+    __slots__ = ("_flow", "_transport", "was_cut")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+        self.was_cut = False
+        """Whether the connection ended before all was sent."""
+
+    @property
+    def is_lost(self) -> bool:
+        return self._transport.is_closing()
+
+    async def is_taken(self) -> bool:
+        while self._flow.write_paused:
+            await self._flow.drain()
+        return not self.was_cut

@@ -149,7 +149,7 @@ class JsonCall:
 
     def give_up(self) -> None:
         """The answer cannot be sent: items that were leased for it return to their queue."""
-        self._request.give_up()
+        self._request.work.give_up()
 
 
 Handler = Callable[[JsonCall, Any], Awaitable[Any]]

@@ -1,11 +1,11 @@
 """A request of an HTTP client, as handlers see it, and the reply to it.
 
-Owns: `ServedRequest`, `Reply` and `error_reply`.
+Owns: `ServedRequest`, `RequestWork`, `Reply` and `error_reply`.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -25,6 +25,7 @@ LARGE_BYTES = 64 * KIB
 """Larger bodies are decoded in another thread, so that other requests do not wait for that; and they count as bodies in
 memory.
 """
+DELIVERY = "penstock.delivery"
 REPEATED = "this call was repeated meanwhile, on another connection; its answer was sent there"
 
 
@@ -61,6 +62,58 @@ def refusal_headers(error: PenstockError) -> tuple[tuple[bytes, bytes], ...]:
     return ((b"retry-after", str(RETRY_AFTER_SECONDS).encode()),) if error.retryable and error.http_status in (429, 503) else ()
 
 
+class Delivery(Protocol):
+    """What becomes of the answers on a connection. It is in the scope of its requests, as DELIVERY."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing that is sent now reaches the client."""
+        ...
+
+    async def is_taken(self) -> bool:
+        """Wait until the operating system has (nearly) all that was sent; False if the client left before."""
+        ...
+
+
+class RequestWork:
+    """What a request does at the broker. It is small: one is kept for each session of a client."""
+
+    __slots__ = ("_is_replaced", "_started")
+
+    def __init__(self) -> None:
+        self._started: HomeCall | None = None
+        """The newest operation, until its answer is the client's."""
+        self._is_replaced = False
+
+    def check(self) -> None:
+        """OutcomeUnknown when the request was repeated meanwhile: then it must not begin anything."""
+        if self._is_replaced:
+            raise OutcomeUnknown(REPEATED)
+
+    def begin(self, started: HomeCall) -> HomeCall:
+        self._started = started
+        return started
+
+    def delivered(self) -> None:
+        """The reply was sent: what became of it is the client's affair."""
+        self._started = None
+
+    def give_up(self) -> None:
+        """The client did not get the reply: items that were leased for it return to their queue."""
+        started, self._started = self._started, None
+        if started is not None:
+            started.cancel()
+
+    def replace(self) -> None:
+        """The client has repeated this request: end it, if it still waits. If it was answered, the repetition gets the
+        same answer, so nothing is returned.
+        """
+        self._is_replaced = True
+        started, self._started = self._started, None
+        if started is not None and not started.answered.done():
+            started.fail(OutcomeUnknown(REPEATED))
+
+
 class ServedRequest:
     """One request."""
 
@@ -75,8 +128,7 @@ class ServedRequest:
         self._held_bytes = 0
         self.body_bytes = 0
         """The size of the body that was read."""
-        self._started: HomeCall | None = None
-        """The newest operation."""
+        self.work = RequestWork()
         client = scope.get("client")
         self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "")
 
@@ -130,28 +182,31 @@ class ServedRequest:
         """
         gate, calls, caller = self._gate, self._calls, self.caller
         checked: Operation[A] = await gate.check(caller, operation, calls)
+        self.work.check()
         try:
             if isinstance(checked, LeaseItems | AwaitItems) and checked.wait:
-                self._started = started = await self._wait_for_items(checked)
+                started = await self._wait_for_items(checked)
             else:
-                self._started = started = calls.start(checked, is_large=is_large)
+                started = self.work.begin(calls.start(checked, is_large=is_large))
             answer: A = await calls.wait(started)
         except PenstockError as error:
             gate.record(caller, checked, error)
             raise
         gate.record(caller, checked, None)
+        if isinstance(checked, LeaseItems) and checked.request is not None:
+            self.work.delivered()  # if the client does not get it, it can ask again for the same items
         return answer if not caller.access.prefixes else await gate.filter_answer(caller, checked, answer, calls)
 
     async def _wait_for_items(self, operation: "LeaseItems | AwaitItems") -> HomeCall:
         """Wait until the operation is answered, the client leaves, or its key is not valid any more."""
         ends: list[HomeCall] = []
         end_wait = self._gate.begin_wait(self.caller, lambda error: ends[0].fail(error))
-        self._started = started = self._calls.start_waiting(operation)
+        started = self.work.begin(self._calls.start_waiting(operation))
         ends.append(started)
         try:
             await self._wait_or_leave(started)
         except (ClientGone, asyncio.CancelledError):
-            started.cancel()
+            self.work.give_up()
             raise
         finally:
             self._calls.stop_waiting(started)
@@ -167,17 +222,3 @@ class ServedRequest:
                 raise ClientGone
         finally:
             left.cancel()
-
-    def delivered(self) -> None:
-        """The reply was sent: what became of it is the client's affair."""
-        self._started = None
-
-    def give_up(self) -> None:
-        """The client did not get the reply: items that were leased for it return to their queue."""
-        if self._started is not None:
-            self._started.cancel()
-
-    def replace(self) -> None:
-        """The client has repeated this request: end it, if it still waits."""
-        if self._started is not None:
-            self._started.fail(OutcomeUnknown(REPEATED))
