@@ -78,7 +78,7 @@ class ServedRequest:
         self._started: HomeCall | None = None
         """The newest operation."""
         client = scope.get("client")
-        self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "")
+        self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "", self.header(b"origin"))
 
     def end(self) -> None:
         self._gate.leave(self.caller)
@@ -137,7 +137,7 @@ class ServedRequest:
                 self._started = started = calls.start(checked, is_large=is_large)
             answer: A = await calls.wait(started)
         except PenstockError as error:
-            gate.record(caller, checked, error)
+            await gate.record_failure(caller, checked, error, calls)
             raise
         gate.record(caller, checked, None)
         return answer if not caller.access.prefixes else await gate.filter_answer(caller, checked, answer, calls)
