@@ -138,6 +138,8 @@ def test_a_key_that_is_revoked_ends_the_lease_that_waits_for_it(keyed: KeyedServ
         response = waiting.connection.getresponse()
         assert response.status == 401
         assert "is not valid any more" in str(decode_error(response.read()))
+        line = keyed.audited()[-1]
+        assert (line["operation"], line["queue"], line["outcome"]) == ("LeaseItems", "orders", "unauthenticated")
         wait_until(lambda: waiting_leases(other, queue) == 0)
         other.call(ProduceItems(queue=queue, batch=Batch([b"1"])))
         assert other.call(ReadStats(queue=queue)).ready == 1
@@ -165,6 +167,14 @@ def test_admin_operations_are_audited_with_names(keyed: KeyedServer) -> None:
     assert (line["operation"], line["queue"], line["key_name"], line["client"], line["outcome"]) == (
         *("PauseQueue", "orders", "test-2", "127.0.0.1", "ok"),
     )
+
+
+def test_refusals_are_audited_with_names(keyed: KeyedServer) -> None:
+    queue = queue_of(keyed)
+    with client(keyed.server, keyed.key("look")) as caller, pytest.raises(AccessDenied):
+        caller.call(LeaseItems(queue=queue))
+    line = keyed.audited()[-1]
+    assert (line["operation"], line["queue"], line["outcome"]) == ("LeaseItems", "orders", "access_denied")
 
 
 def test_no_more_requests_wait_than_allowed(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeyedApi]:
 ITEMS = [{"utf8": "x"}]
 
 
+def test_a_page_in_a_browser_may_have_a_key(api: KeyedApi) -> None:
+    assert api.client("look").send("/v1/queue.stats", b'{"queue_name": "a.one"}', origin="https://shop.example").status == 200
+
+
 def test_a_request_needs_a_key(api: KeyedApi) -> None:
     answer = api.stranger().post("queue.stats", queue_name="a.one")
     assert (answer.status, answer.json["code"], answer.headers["www-authenticate"]) == (401, "unauthenticated", "Bearer")

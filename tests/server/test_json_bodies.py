@@ -77,6 +77,17 @@ def test_a_body_must_be_json(client: JsonClient, kind: str | None) -> None:
     assert (answer.status, answer.json["code"]) == (415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize(("path", "method"), [("/v1/queues.list", "POST"), ("/metrics", "GET")])
+def test_a_server_without_keys_is_not_for_pages_in_browsers(client: JsonClient, path: str, method: str) -> None:
+    """Their name may mean 127.0.0.1; then the browser takes the server for their own."""
+    answer = client.send(path, b"{}", method, origin="http://evil.example:2319")
+    assert (answer.status, answer.json["code"]) == (403, "access_denied")
+    assert answer.json["message"] == (
+        "a page in a browser sent this (its Origin is 'http://evil.example:2319'), and this server needs no API key; "
+        "send it from a program, or create a key (penstock keys create)"
+    )
+
+
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "Application/JSON"])
 def test_the_content_type_may_have_parameters(client: JsonClient, kind: str) -> None:
     assert client.send("/v1/queues.list", b"{}", content_type=kind).status == 200

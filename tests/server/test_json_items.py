@@ -264,6 +264,22 @@ def test_items_are_completed_by_token_and_by_id(client: JsonClient, queue: penst
     assert again == {"items": [{"id": "0-0"}, {"id": "0-1"}, {"id": "0-2"}]}
 
 
+def test_an_id_is_no_lease_token(client: JsonClient, queue: penstock.Queue) -> None:
+    queue.produce(b"a")
+    (item,) = leased(client, queue)
+    bodies: dict[str, dict[str, Any]] = {
+        "queue.complete": {"lease_tokens": [item["id"]]},
+        "queue.bury": {"lease_tokens": [item["id"]]},
+        "queue.extend": {"lease_tokens": [item["id"]]},
+        "queue.retry": {"items": [{"lease_token": item["id"]}]},
+        "queue.progress": {"lease_token": item["id"], "text": "half"},
+    }
+    for path, body in bodies.items():
+        refused = client.refused(path, queue_name=queue.name, **body)
+        assert refused == (400, "invalid_request", "'0-0' is not a lease token; give one as lease returned it")
+    assert queue.explain(item["id"]).state == "leased"
+
+
 def test_a_token_is_refused_when_someone_else_has_the_item_and_an_id_is_not(client: JsonClient, queue: penstock.Queue) -> None:
     queue.produce(b"a")
     (late,) = leased(client, queue)

@@ -8,6 +8,7 @@ operation names a queue by its incarnation, whose name never changes.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -79,13 +80,18 @@ class Gate:
 
     # -- requests ------------------------------------------------------------------------------------
 
-    def enter(self, authorization: str, client: str) -> Caller:
-        """Authenticate a request; `leave` must follow. authorization: the value of that header.
+    def enter(self, authorization: str, client: str, origin: str = "") -> Caller:
+        """Authenticate a request; `leave` must follow. authorization, origin: the values of these headers.
 
-        Raises Unauthenticated, and QueueBusy when the key has too many requests under way.
+        Raises Unauthenticated, QueueBusy when the key has too many requests under way, and AccessDenied for a page in
+        a browser while no key is needed: whoever owns a name can let it mean 127.0.0.1, and then pages of that name
+        are of the same origin as the server, so the browser lets them send whatever they like.
         """
         try:
             key = None if self._keys is None else self._keys.authenticate(_key_text(authorization))
+            if key is None and origin:
+                what = f"a page in a browser sent this (its Origin is {origin[:60]!r}), and this server needs no API key"
+                raise AccessDenied(f"{what}; send it from a program, or create a key (penstock keys create)")
         except PenstockError as error:
             self._audit.record(None, error, key=None, client=client)
             self._meter.auth_failed(error.code)
@@ -163,7 +169,7 @@ class Gate:
         try:
             return caller.access.check(operation, self._names.get)
         except PenstockError as error:
-            self.record(caller, operation, error)
+            await self.record_failure(caller, operation, error, calls)
             if isinstance(error, AccessDenied):
                 self._meter.auth_failed(error.code)
             raise
@@ -181,6 +187,13 @@ class Gate:
     def record(self, caller: Caller, operation: Operation[Any], error: PenstockError | None) -> None:
         """Write an operation and its outcome to the audit log, if that is to be audited."""
         self._audit.record(operation, error, key=caller.key, client=caller.client, name_of=self._names.get)
+
+    async def record_failure(self, caller: Caller, operation: Operation[Any], error: PenstockError, calls: HomeCalls) -> None:
+        """As `record`, with the names of the queues also if nothing has needed them so far."""
+        if isinstance(error, AccessDenied | Unauthenticated):
+            with suppress(PenstockError):
+                await self._learn(queues_in(operation), calls)
+        self.record(caller, operation, error)
 
     async def _learn(self, incarnations: list[int], calls: HomeCalls) -> None:
         for incarnation in incarnations:

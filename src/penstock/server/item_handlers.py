@@ -187,11 +187,11 @@ class ActionOnItems(NamedTuple):
 class ItemsToSettle:
     """The items of one request that are to be settled, and the result of each."""
 
-    def __init__(self, call: JsonCall, texts: Sequence[str]) -> None:
-        """texts: ids or lease tokens; InvalidRequest when one is neither."""
+    def __init__(self, call: JsonCall, tokens: Sequence[Token]) -> None:
+        """tokens: those without an incarnation mean the lease that holds the item now."""
         self._call = call
-        self._tokens = [parse_token(text) if "." in text else Token(0, *_position(text)) for text in texts]
-        self._errors: list[PenstockError | None] = [None] * len(texts)
+        self._tokens = tokens
+        self._errors: list[PenstockError | None] = [None] * len(tokens)
 
     async def settle(self, name: str, actions: Sequence[ActionOnItems]) -> SettleReply | Reply:
         """Settle the items, which are of the queue of this name."""
@@ -276,9 +276,12 @@ class ItemsToSettle:
             self._errors[index] = error
 
 
-def _position(text: str) -> tuple[int, int, int]:
+def _parse_id_or_token(text: str) -> Token:
+    """A lease token, or the id of an item, which has no incarnation and no lease; InvalidRequest when it is neither."""
+    if "." in text:
+        return parse_token(text)
     partition, offset = parse_id(text)
-    return partition, 0, offset
+    return Token(0, partition, 0, offset)
 
 
 def _held(token: Token, queue: int, leases: dict[tuple[int, int], ItemLease]) -> Token | PenstockError:
@@ -304,11 +307,11 @@ def _lost(token: Token) -> LeaseLost:
 
 
 async def _settle_all(call: JsonCall, body: SettleBody, action: SettleAction, **options: Any) -> SettleReply | Reply:
-    texts = [*body.ids, *body.lease_tokens]
-    if len(texts) > MAX_BATCH_ITEMS:
-        raise InvalidRequest(f"there are {len(texts)} items; give at most {MAX_BATCH_ITEMS}")
+    tokens = [*map(_parse_id_or_token, body.ids), *map(parse_token, body.lease_tokens)]
+    if len(tokens) > MAX_BATCH_ITEMS:
+        raise InvalidRequest(f"there are {len(tokens)} items; give at most {MAX_BATCH_ITEMS}")
     options |= {"request": call.request_id(body.request_id), "wait": wait_microseconds(body.request_timeout)}
-    return await ItemsToSettle(call, texts).settle(body.queue_name, [ActionOnItems(action, range(len(texts)), options)])
+    return await ItemsToSettle(call, tokens).settle(body.queue_name, [ActionOnItems(action, range(len(tokens)), options)])
 
 
 async def complete(call: JsonCall, body: CompleteBody) -> SettleReply | Reply:
@@ -356,19 +359,20 @@ async def retry(call: JsonCall, body: RetryBody) -> SettleReply | Reply:
             options["delay"] = delay if retry_at is None else max(0, values.instant(retry_at, "retry_at") - wall)
             options["counted"] = body.counted
         actions.append(ActionOnItems("bury" if dead else "retry", indexes, options))
-    return await ItemsToSettle(call, [_token_or_id(item) for item in body.items]).settle(body.queue_name, actions)
+    return await ItemsToSettle(call, [_token_of(item) for item in body.items]).settle(body.queue_name, actions)
 
 
-def _token_or_id(item: RetryItemBody | ProgressBody) -> str:
-    found = item.lease_token if item.lease_token is not None else item.id
-    if found is None:
+def _token_of(item: RetryItemBody | ProgressBody) -> Token:
+    if item.lease_token is not None:
+        return parse_token(item.lease_token)
+    if item.id is None:
         raise InvalidRequest("an item has neither an id nor a lease_token; give one of them")
-    return found
+    return _parse_id_or_token(item.id)
 
 
 async def progress(call: JsonCall, body: ProgressBody) -> EmptyReply:
     """Report the progress of a leased item, for others to see."""
-    items = ItemsToSettle(call, [_token_or_id(body)])
+    items = ItemsToSettle(call, [_token_of(body)])
 
     async def run(queue: int) -> None:
         _, partition, number, offset = await items.find_lease(queue)

@@ -2,7 +2,7 @@
 
 Owns: `ROUTES`, the table of all paths, and `JsonApi`. A request is a POST of a JSON object. The content type must be
 that of JSON: a page in a browser cannot send it to another origin unasked, so a page that somebody visits cannot use a
-broker on their machine.
+broker on their machine. (Nor with a name that means this machine: see `Gate.enter`.)
 """
 
 from collections.abc import Callable, Mapping

@@ -130,7 +130,7 @@ class ServedRequest:
         """The size of the body that was read."""
         self.work = RequestWork()
         client = scope.get("client")
-        self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "")
+        self.caller = gate.enter(self.header(b"authorization"), client[0] if client else "", self.header(b"origin"))
 
     def end(self) -> None:
         self._gate.leave(self.caller)
@@ -190,7 +190,7 @@ class ServedRequest:
                 started = self.work.begin(calls.start(checked, is_large=is_large))
             answer: A = await calls.wait(started)
         except PenstockError as error:
-            gate.record(caller, checked, error)
+            await gate.record_failure(caller, checked, error, calls)
             raise
         gate.record(caller, checked, None)
         if isinstance(checked, LeaseItems) and checked.request is not None:
