@@ -4,9 +4,14 @@ from collections import Counter
 
 import pytest
 
+import penstock
 from penstock import Broker
 from penstock.api.items import items_of
-from penstock.operations import LeaseItems
+from penstock.operations import LeaseItems, SettleItems
+from penstock.rules.commands import Settled
+from penstock.testing import ManualClock
+from penstock.words.clock import SECOND
+from penstock.words.errors import Refused
 from penstock.worker.buffer import LeasedItem, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 
 
@@ -119,3 +124,43 @@ def test_items_put_back_come_first_and_are_not_counted(broker: Broker) -> None:
     buffer.put_back(found)
     assert (buffer.in_handlers(orders), buffer.count(orders)) == (0, 4)
     assert numbers(buffer.clear()) == [0, 1, 2, 3]
+
+
+class DistantQueue(SourceQueue):
+    """A queue that is hard to reach: answers to extensions take so many seconds (the last of these for all later ones),
+    and others do not get through.
+    """
+
+    def __init__(self, queue: penstock.Queue, clock: ManualClock, *seconds: float) -> None:
+        super().__init__(queue)
+        self._clock, self._seconds = clock, [*seconds]
+
+    def settle(self, operation: SettleItems) -> list[Settled | Refused]:
+        for part in operation.parts:
+            self.home.stop_extending(self.incarnation, part.partition, part.lease)
+        answer = super().settle(operation)
+        self._clock.advance(round((self._seconds.pop(0) if len(self._seconds) > 1 else self._seconds[0]) * SECOND))
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("asked_before", "answered_after", "kept"),
+    [
+        pytest.param(0, [0], True, id="asked just now"),
+        pytest.param(20, [1], True, id="asked long ago, and extended"),
+        pytest.param(20, [15, 1], False, id="the extension was over when its answer came, and another consumer may have the items"),
+    ],
+)
+def test_a_lease_is_kept_only_if_it_surely_lasts(asked_before: int, answered_after: list[float], kept: bool) -> None:
+    """An answer that was lost with its connection is given again, long after the lease was extended."""
+    clock = ManualClock()
+    with penstock.open("memory://", clock=clock, threaded=False) as broker:
+        queue = broker.create_queue("orders", lease_timeout=10)
+        queue.produce(b"1")
+        at = DistantQueue(queue, clock, *answered_after)
+        (granted,) = at.lease(LeaseItems(queue=at.incarnation))
+        lease = WorkerLease(at, None, granted, clock.read().elapsed - asked_before * SECOND)
+        assert lease.keep() == kept
+        clock.advance(SECOND // 2)
+        assert bool(queue.lease().payloads) != kept
+        lease.stop_extending()

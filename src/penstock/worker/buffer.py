@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 
+EXTENSIONS = 2
+"""How often the extension of a lease is tried whose answer comes too late."""
+
+
 class SourceQueue:
     """A queue that the worker leases from, and the home that answers its operations."""
 
@@ -120,8 +124,15 @@ class WorkerLease:
         source.home.auto_extend(source.incarnation, self.partition, self.number, self._seconds)
         if source.now() < self._safe_until:
             return True
-        (answer,) = source.settle(SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)]))
-        return isinstance(answer, Settled)
+        extend = SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)])
+        for _ in range(EXTENSIONS):
+            asked_at = source.now()
+            (answer,) = source.settle(extend)
+            if not isinstance(answer, Settled):
+                return False
+            if source.now() < asked_at + round(self._seconds * SECOND):
+                return True  # else it may have ended again: the answer was under way longer than the extension lasts
+        return False
 
     def stop_extending(self) -> None:
         """Let the broker stop extending the lease."""
