@@ -2,6 +2,7 @@
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -143,6 +144,24 @@ def test_a_key_that_is_revoked_ends_the_lease_that_waits_for_it(keyed: KeyedServ
         wait_until(lambda: waiting_leases(other, queue) == 0)
         other.call(ProduceItems(queue=queue, batch=Batch([b"1"])))
         assert other.call(ReadStats(queue=queue)).ready == 1
+
+
+def test_a_key_that_is_revoked_while_a_body_comes_slowly_is_refused(keyed: KeyedServer) -> None:
+    queue, key = queue_of(keyed), keyed.key("produce")
+    body = operations.encode(ProduceItems(queue=queue, batch=Batch([b"1"])))
+    with client(keyed.server) as slow:
+        slow.connection.putrequest("POST", CALL_PATH)
+        for name, value in {VERSION_HEADER: VERSION, "authorization": f"Bearer {key}", "content-length": str(len(body))}.items():
+            slow.connection.putheader(name, value)
+        slow.connection.endheaders()
+        wait_until(lambda: keyed.server.requests == 1)
+        keyed.keys.revoke(key.split("_")[1])
+        time.sleep(1.2)
+        slow.connection.send(body)
+        refused = slow.connection.getresponse()
+        assert (refused.status, decode_error(refused.read()).code) == (401, "unauthenticated")
+    with client(keyed.server, keyed.key("look")) as other:
+        assert other.call(ReadStats(queue=queue)).ready == 0
 
 
 def test_the_first_key_closes_an_open_server(tmp_path: Path) -> None:

@@ -393,7 +393,9 @@ class HttpClient:
         status, url = response.status, self._address.url
         if status in TEMPORARY:
             given = response.headers.get(b"retry-after", b"")
-            return ForeignAnswer(f"a proxy answered {status}", min(int(given), MAX_RETRY_AFTER) if given.isdigit() else 0)
+            return ForeignAnswer(
+                f"a proxy answered {status}", min(int(given), MAX_RETRY_AFTER) if given.isdigit() and len(given) < 10 else 0
+            )
         error: PenstockError
         if status in (401, 403, 407):
             error = AccessDenied(f"a proxy before {url} refuses this client (status {status}); ask for access there")

@@ -72,8 +72,9 @@ class HttpBroker:
         self._running().auto_extend((queue, partition, lease), seconds)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
-        if self._client is not None:
-            self._client.stop_extending((queue, partition, lease))
+        client = self._client  # another thread may close this broker
+        if client is not None:
+            client.stop_extending((queue, partition, lease))
 
     def log(self, queue: int, partition: int, /) -> ReadableLog:
         self._refuse_files()

@@ -108,6 +108,14 @@ class Gate:
             access = self._accesses[key] = Access.of(key)
         return Caller(key, access, client)
 
+    def check_key(self, caller: Caller) -> None:
+        """Unauthenticated when the key of a request that came in some time ago is not valid any more."""
+        if self._keys is not None and not self._keys.is_valid(caller.key):
+            error = _ended(caller.key)
+            self._audit.record(None, error, key=caller.key, client=caller.client)
+            self._meter.auth_failed(error.code)
+            raise error
+
     def leave(self, caller: Caller) -> None:
         key_id = "" if caller.key is None else caller.key.id
         self._requests[key_id] -= 1

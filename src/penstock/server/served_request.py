@@ -12,7 +12,7 @@ import msgspec
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
 from penstock.server.home_calls import HomeCall, HomeCalls
-from penstock.words.clock import Clock
+from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
 from penstock.words.limits import KIB
 
@@ -149,8 +149,9 @@ class ServedRequest:
 
     async def read_body(self, limit: int) -> bytes:
         """The body. BodyTooLarge, or QueueBusy if the server has too many bodies in memory; also before it is sent when
-        the client says how large it is.
+        the client says how large it is. Unauthenticated if the key was revoked while the body came slowly.
         """
+        began = self.clock.read().elapsed
         length = self.header(b"content-length")
         if length.isdigit():
             if int(length) > limit:
@@ -168,6 +169,8 @@ class ServedRequest:
                 raise BodyTooLarge(f"the body has more than {limit} bytes; send less at a time")
             self._hold(size)
             if not message.get("more_body"):
+                if self.clock.read().elapsed - began >= SECOND:
+                    self._gate.check_key(self.caller)
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _hold(self, size_bytes: int) -> None:
