@@ -47,6 +47,11 @@ EXIT_CODES: Final[dict[int, str]] = {
 _CODES: Final[dict[type[PenstockError], int]] = {
     errors.InvalidRequest: USAGE,
     errors.BodyTooLarge: USAGE,
+    errors.UnknownPath: USAGE,
+    errors.MethodNotAllowed: USAGE,
+    errors.NotAcceptable: USAGE,
+    errors.QueueNotEmpty: USAGE,
+    errors.UnsupportedMediaType: USAGE,
     errors.QueueNotFound: NOT_FOUND,
     errors.QueueExists: EXISTS,
     errors.Unauthenticated: DENIED,
@@ -70,6 +75,7 @@ _IN_COMMANDS: Final = {
     "(own=False)": "(--no-own)",
     "ca_file=…": "--ca-file",
     "give the API key as api_key=…, or in ": "give the API key in ",
+    "api_key=… in Python, or the variable": "the variable",
 }
 """Words of the API in messages, and what commands say instead."""
 _NAMED = re.compile(r"([a-z_]+) is ")
