@@ -51,7 +51,11 @@ def test_a_server_that_cannot_say_that_it_is_ready_ends(orders_cli: CommandLine)
 
 def test_a_server_serves_a_directory(cli: CommandLine) -> None:
     assert "a server opens a directory of its own machine" in cli.refused("serve", broker="http://127.0.0.1:1")
-    assert "there is no directory" in cli.refused("serve", code=5)
+    advice = "fix the path, or create a broker there: penstock serve --create"
+    assert f"there is no directory {str(cli.target)!r}; {advice}" in cli.refused("serve", code=5)
+    Path(cli.target).write_text("")
+    for option in ("--create", "--check"):
+        assert f"{cli.target} is a file; give a directory" in cli.refused("serve", option)
 
 
 # -- --check -----------------------------------------------------------------------------------------

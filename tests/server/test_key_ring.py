@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import CorruptLog, StorageFailed, Unauthenticated
 from penstock.server import key_ring
 from penstock.server.api_keys import KeyFile
-from penstock.server.key_ring import KeyRing
+from penstock.server.key_ring import HOW_TO_SEND, KeyRing
 from penstock.testing import ManualClock
 from penstock.words.clock import HOUR, MINUTE, SECOND, SystemClock
 
@@ -80,7 +80,7 @@ def test_why_a_request_is_refused(ring: KeyRing, keys: KeyFile, clock: ManualClo
     expired, expired_text = keys.create("old", ["read"], expires_at=clock.read().wall + HOUR)
     clock.advance(HOUR)
     expected = {
-        "": ("", "no API key was given; send one in the header 'Authorization: Bearer pk_…'"),
+        "": ("", f"no API key was given; {HOW_TO_SEND}"),
         f"pk_{revoked.id}_wrong": ("", "the API key is unknown; check its text, or ask for a new key"),
         revoked_text: (revoked.id, f"API key {revoked.id} was revoked; ask for a new one"),
         expired_text: (expired.id, f"API key {expired.id} has expired, or was replaced by a rotation; ask for a new one"),

@@ -200,7 +200,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         (TlsFiles(good.cert, missing), "no such file"),
         (TlsFiles(str(empty), good.key), "empty.pem"),
         (TlsFiles(good.cert, other.key), "key values mismatch"),
-        (TlsFiles(good.cert), "cannot be used"),
+        (TlsFiles(good.cert), "its private key is not in that file"),
         (TlsFiles(good.cert, good.key, missing), "client CA .*missing.pem"),
         (TlsFiles(good.cert, good.key, str(empty)), "client CA .*empty.pem"),
     ]:

@@ -426,7 +426,9 @@ class HttpClient:
                     return error
                 if self._clock.read().elapsed + pause * SECOND >= end:
                     what = f"no Penstock server answers at {self._address.url} ({failure or 'no answer'})"
-                    return BrokerClosed(f"{what}; start it with `penstock serve`, fix the address, or wait longer (wait=…)")
+                    is_plain = isinstance(failure, ConnectionLost) and not self._address.is_secure
+                    hint = " (https:// if it has a certificate)" if is_plain else ""
+                    return BrokerClosed(f"{what}; start it with `penstock serve`, fix the address{hint}, or wait longer (wait=…)")
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 

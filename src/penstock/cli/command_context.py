@@ -194,11 +194,14 @@ class CommandContext:
             log.setLevel(former)
             log.removeHandler(handler)
 
-    def require_broker(self) -> None:
-        """Raise unless the directory exists and holds a broker. A server is asked when it is used."""
+    def require_broker(self, makes_one: str = "penstock queue create, or penstock own --create") -> None:
+        """Raise unless the directory exists and holds a broker. A server is asked when it is used.
+
+        makes_one: the commands that the error names.
+        """
         if self.is_server:
             return
-        advice = "fix the path, or create a broker there: penstock queue create, or penstock own --create"
+        advice = f"fix the path, or create a broker there: {makes_one}"
         if not os.path.lexists(self.target):
             raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)
         if not holds_broker(self.target):

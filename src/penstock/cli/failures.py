@@ -70,6 +70,7 @@ _IN_COMMANDS: Final = {
     "(own=False)": "(--no-own)",
     "ca_file=…": "--ca-file",
     "give the API key as api_key=…, or in ": "give the API key in ",
+    "api_key=… in Python, or the variable": "the variable",
 }
 """Words of the API in messages, and what commands say instead."""
 _NAMED = re.compile(r"([a-z_]+) is ")

@@ -117,7 +117,7 @@ def own(
     free = MIN_FREE_BYTES if min_free is None else option_values.parse_size(min_free, "--min-free")
     options: dict[str, Any] = {"durability": durability, "min_free_bytes": free}
     if not create:
-        session.require_broker()
+        session.require_broker("penstock own --create")
     with suppress(KeyboardInterrupt), _interrupted_by_sigterm(), session.log_to_stderr(), closing(_open(session, options)) as home:
         if not home.wait_until_owner(0):
             session.print_note(f"waiting for {home.broker.describe_owner()} to end")

@@ -139,7 +139,7 @@ def serve(
     session.log.choose(loaded.log.format, loaded.log.level)
     session = _of_settings(session, loaded)
     if not loaded.broker.create:
-        session.require_broker()
+        session.require_broker("penstock serve --create")
     _run(session, loaded)
 
 
@@ -150,6 +150,8 @@ def _of_settings(session: CommandContext, settings: ServerSettings) -> CommandCo
     session.roots = session.roots or [*settings.broker.roots]
     session.require_directory("a server opens a directory of its own machine")
     assert session.target
+    if os.path.isfile(session.target):
+        raise CommandFailed(f"{session.target} is a file; give a directory")
     return session
 
 

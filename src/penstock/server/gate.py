@@ -18,7 +18,7 @@ from penstock.server.access import Access, queues_in
 from penstock.server.api_keys import ApiKey
 from penstock.server.audit import AUDITED, AuditLog
 from penstock.server.home_calls import HomeCalls
-from penstock.server.key_ring import KeyRing
+from penstock.server.key_ring import HOW_TO_SEND, KeyRing
 from penstock.server.server_limits import ServerLimits
 from penstock.server.server_meter import ServerMeter
 from penstock.words.clock import SECOND
@@ -216,5 +216,5 @@ def _key_text(authorization: str) -> str:
 
 def _ended(key: ApiKey | None) -> Unauthenticated:
     if key is None:
-        return Unauthenticated("the server needs an API key now; send one in the header 'Authorization: Bearer pk_…'")
+        return Unauthenticated(f"the server needs an API key now; {HOW_TO_SEND}")
     return Unauthenticated(f"API key {key.id} is not valid any more; ask for a new one")

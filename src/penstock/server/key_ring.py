@@ -28,6 +28,7 @@ USE_INTERVAL = MINUTE
 SETTLED = 2 * SECOND
 """How old a file must be that its time stamp tells it from the next one: file systems count time in coarse steps."""
 MAX_TEXT = 200
+HOW_TO_SEND = "send one in the header 'Authorization: Bearer pk_…' (api_key=… in Python, or the variable PENSTOCK_API_KEY)"
 _NO_SECRET = ((bytes(32), None),)
 """What the text of an unknown key is compared with. No text has this hash."""
 
@@ -104,7 +105,7 @@ class KeyRing:
     def _refusal(self, text: str) -> Unauthenticated:
         """Why a text is not accepted. Only who knows a secret learns more than that it is unknown."""
         if not text:
-            return Unauthenticated("no API key was given; send one in the header 'Authorization: Bearer pk_…'")
+            return Unauthenticated(f"no API key was given; {HOW_TO_SEND}")
         found = self._find(text)
         if found is None:
             return Unauthenticated("the API key is unknown; check its text, or ask for a new key")

@@ -35,8 +35,11 @@ def tls_context(files: TlsFiles) -> ssl.SSLContext:
     try:
         context.load_cert_chain(files.cert, files.key or None, _no_password)
     except (OSError, ValueError) as error:  # errors of ssl are OSErrors
-        with_key = f" with its key {files.key!r}" if files.key else ""
-        raise InvalidRequest(f"the certificate {files.cert!r}{with_key} cannot be used ({_reason(error)}); fix the files") from error
+        if files.key or not isinstance(error, ssl.SSLError):
+            with_key = f" with its key {files.key!r}" if files.key else ""
+            raise InvalidRequest(f"the certificate {files.cert!r}{with_key} cannot be used ({_reason(error)}); fix the files") from error
+        what = f"the certificate {files.cert!r} cannot be used, or its private key is not in that file ({_reason(error)})"
+        raise InvalidRequest(f"{what}; fix the file, or name the file of the key as tls.key") from error
     if files.client_ca:
         try:
             context.load_verify_locations(files.client_ca)
