@@ -15,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.api.arguments import MAX_WAIT
+from penstock.server import http_protocol
 from penstock.server.arrow_streams import MAX_ROWS
 from penstock.server.http_server import HttpServer
 from penstock.server.json_api import ROUTES
@@ -137,9 +138,16 @@ def test_the_reader_of_the_page_finds_differences() -> None:
 
 
 def test_the_table_of_errors_is_that_of_the_code() -> None:
-    told = re.findall(r"^\| (\d{3}) \| `(\w+)` \| ", PAGE, re.MULTILINE)
+    told, of_connections = (_errors_in(part) for part in PAGE.split("These answers end the connection"))
     assert sorted(told) == sorted((str(kind.http_status), code) for code, kind in ERRORS_BY_CODE.items())
     assert told == sorted(told, key=lambda row: row[0])
+    refusals = {(str(one.status), one.code) for one in vars(http_protocol).values() if isinstance(one, http_protocol.Refusal)}
+    assert of_connections == sorted(refusals, key=lambda row: (row[0], row[1] != "head_too_slow"))
+
+
+def _errors_in(text: str) -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| (\d{3}) \| (`\w+`(?:, `\w+`)*) \| ", text, re.MULTILINE)
+    return [(status, code.strip("`")) for status, codes in rows for code in codes.split(", ")]
 
 
 def test_the_limits_are_those_of_the_code() -> None:
