@@ -47,6 +47,11 @@ EXIT_CODES: Final[dict[int, str]] = {
 _CODES: Final[dict[type[PenstockError], int]] = {
     errors.InvalidRequest: USAGE,
     errors.BodyTooLarge: USAGE,
+    errors.UnknownPath: USAGE,
+    errors.MethodNotAllowed: USAGE,
+    errors.NotAcceptable: USAGE,
+    errors.QueueNotEmpty: USAGE,
+    errors.UnsupportedMediaType: USAGE,
     errors.QueueNotFound: NOT_FOUND,
     errors.QueueExists: EXISTS,
     errors.Unauthenticated: DENIED,
