@@ -101,6 +101,6 @@ def test_every_public_name_is_there() -> None:
 def test_the_version_is_that_of_the_package() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "version" in settings["project"]["dynamic"]
-    assert settings["tool"]["hatch"]["version"]["path"] == "src/penstock/__init__.py"
+    assert settings["tool"]["hatch"]["version"]["path"] == "src/penstock/words/version.py"
     assert penstock.__version__ == importlib.metadata.version("penstock")
     assert (ROOT / "src" / "penstock" / "py.typed").exists()

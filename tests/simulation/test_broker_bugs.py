@@ -528,7 +528,7 @@ def deferred_requests_are_forgotten(patch: Patch) -> None:
 # -- damage ----------------------------------------------------------------------------------------
 
 
-@bug(60)
+@bug(61)
 def a_page_of_lost_items_ends_a_list(patch: Patch) -> None:
     def listed(engine: QueueEngine, query: ListItems) -> list[ListedItemData]:
         lost = {handle.number: len(handle.state.lost) for handle in engine.usable()}
