@@ -38,7 +38,7 @@ _skipped: list[str] = []
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("penstock")
-    group.addoption("--seeds", type=int, default=200, metavar="N", help="simulate with seeds 0 … N-1")
+    group.addoption("--seeds", type=int, default=125, metavar="N", help="simulate with seeds 0 … N-1")
     group.addoption("--seed", type=int, default=None, metavar="N", help="simulate with this seed only: the way to repeat a failure")
 
 

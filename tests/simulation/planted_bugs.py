@@ -13,7 +13,7 @@ import pytest
 from penstock.words.errors import PenstockError
 from simulation.simulation import Simulation
 
-SHORT_RUN = 60
+SHORT_RUN = 40
 Patch: TypeAlias = pytest.MonkeyPatch
 Plant: TypeAlias = Callable[[Patch], None]
 
