@@ -78,8 +78,8 @@ class ScriptedServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with suppress(OSError), connection.makefile("rb") as stream:
+        with suppress(OSError), connection.makefile("rb") as stream:  # the test may end meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while head := _read_head(stream):
                 self.heads.append(head)
                 length = int(next(line for line in head.splitlines() if line.startswith("content-length")).split()[1])

@@ -275,10 +275,11 @@ def test_a_wait_that_is_over_gives_nothing(server: ScriptedServer, client: HttpB
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429])
 def test_a_call_is_sent_again_when_a_proxy_cannot_reach_the_server(server: ScriptedServer, client: HttpBroker, status: int) -> None:
-    server.answer(Raw(status), Raw(status, b"{}", "application/json"), STORED)
+    dated = Raw(status, b"{}", "application/json", "retry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n")
+    server.answer(Raw(status), dated, Raw(status, headers=f"retry-after: {'9' * 5_000}\r\n"), STORED)
     assert client.call(produce()) == STORED
-    sent = [server.received.get() for _ in range(3)]
-    assert [one.call.again for one in sent if one.call is not None] == [False, True, True]
+    sent = [server.received.get() for _ in range(4)]
+    assert [one.call.again for one in sent if one.call is not None] == [False, True, True, True]
 
 
 def test_a_proxy_that_asks_to_wait_is_obeyed(server: ScriptedServer, client: HttpBroker) -> None:

@@ -52,8 +52,8 @@ class ScriptedServer:
 
     def _serve(self, connection: socket.socket) -> None:
         received = b""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with suppress(OSError):  # the client may reset the connection
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while data := connection.recv(1 << 16):
                 received = received[-4:] + data
                 if not received.endswith(b"body"):
