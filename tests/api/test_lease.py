@@ -45,6 +45,17 @@ def test_one_item_from_beginning_to_end(broker: Broker, queue: Queue) -> None:
     assert broker.queues() == []
 
 
+def test_an_item_says_its_queue_and_how_many_attempts_it_has(broker: Broker, queue: Queue) -> None:
+    fill(queue, 3)
+    assert [item.queue for item in (*queue.items(), *queue.cursor("c").read(), *queue.cursor("d"))] == ["orders"] * 9
+    (lease,) = queue.lease()
+    assert (lease.item.queue, lease.item.max_attempts) == ("orders", 10)
+    queue.update(max_attempts=2)
+    batch = queue.lease(2)
+    assert [(item.queue, item.max_attempts) for item in batch.items] == [("orders", 2)] * 2
+    assert lease.item.max_attempts == 10, "as it was then"
+
+
 def test_leases_are_the_oldest_items_and_disjoint(queue: Queue) -> None:
     ids = fill(queue, 10_000)
     assert [lease.id for lease in queue.lease(10)] == ids[:10]

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from penstock import Broker
-from penstock.api.items import items_of
+from penstock.api.items import ItemSource, items_of
 from penstock.operations import LeaseItems
 from penstock.worker.buffer import LeasedItem, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 
@@ -26,7 +26,7 @@ def pairs(at: SourceQueue, *counts: int, first: int = 0) -> list[LeasedItem]:
         for one in sorted(handed)
         for lease in [WorkerLease(at, None, one, 0)]
         for part in one.items
-        for item in items_of(one.partition, *part, {})
+        for item in items_of(ItemSource(at.name), one.partition, *part, {})
     ]
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from penstock.loop import requests
 from penstock.loop.item_cache import Items
 from penstock.loop.lease import LeaseStep
@@ -277,9 +279,8 @@ def _without_lost(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
     """The lease without the items that were found damaged."""
     if sum(len(part.batch) for part in items) == granted.count:
         return granted
-    return LeaseAnswer(
-        granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
-    )
+    runs = [edge for part in items for edge in (part.start, part.start + len(part.batch))]
+    return msgspec.structs.replace(granted, runs=runs)
 
 
 def _refused(part: StoredPart, error: PenstockError) -> StoredPart:

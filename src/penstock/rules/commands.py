@@ -302,6 +302,8 @@ class LeaseAnswer(msgspec.Struct, gc=False):
     runs: list[int] = []
     attempts: dict[int, int] = {}
     """offset → attempt number, where it is above 1."""
+    max_attempts: int = 0
+    """How many attempts the queue allowed when these items were leased."""
 
     @property
     def count(self) -> int:

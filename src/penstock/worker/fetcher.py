@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Protocol
 
-from penstock.api.items import Item, items_of
+from penstock.api.items import Item, ItemSource, items_of
 from penstock.loop.requests import LeaseResult
 from penstock.operations import LeaseItems
 from penstock.words.clock import MILLISECOND, SECOND
@@ -304,7 +304,8 @@ class Fetcher:
             _log.warning(text, self.source.name, extra=self._log_fields(partition=result.partition))
             self._settler.discard_lease(lease)
             return
-        items = [item for part in result.items for item in items_of(result.partition, *part, result.granted.attempts)]
+        source = ItemSource(self.source.name, result.granted.max_attempts)
+        items = [item for part in result.items for item in items_of(source, result.partition, *part, result.granted.attempts)]
         if self._handlers.default is None:
             items = self._with_handler(lease, items)
         if items:
