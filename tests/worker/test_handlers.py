@@ -118,6 +118,45 @@ def test_a_failed_item_is_retried_until_its_attempts_are_spent(
     assert [item.reason for item in queue.items("buried")] == ["attempts spent: ValueError: no such order"]
 
 
+@pytest.mark.parametrize("batch", [0, 2])
+def test_the_last_failure_is_reported_as_a_burial(
+    broker: Broker, log: HandlerEvents, kind: Callable[[Handle], Handle], caplog: pytest.LogCaptureFixture, batch: int
+) -> None:
+    queue = broker.create_queue("orders", max_attempts=2)
+    queue.produce(b"x")
+
+    def handle(given: Any) -> None:
+        raise ValueError("no such order")
+
+    hooks = Hooks(finished=lambda item, seconds, outcome: log.add(outcome))
+    made = Worker(queue, kind(handle), retry=RetryPolicy(base=0.001), hooks=hooks, batch=batch)
+    with running_worker(made):
+        assert log.take(2) == ["retried", "buried"]
+        wait_until(lambda: made.stats().buried)
+    stats = made.stats()
+    assert (stats.failed, stats.retried, stats.buried, stats.in_hand) == (2, 1, 1, 0)
+    assert [message for message in caplog.messages if "item 0-0" in message] == [
+        "item 0-0 of queue 'orders' failed at attempt 1 and is retried in 0.0 s: ValueError: no such order",
+        "item 0-0 of queue 'orders' failed at attempt 2, its last, and is buried: ValueError: no such order",
+    ]
+
+
+def test_a_burial_that_the_worker_could_not_expect_is_counted_and_logged(
+    queue: Queue, log: HandlerEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"x")
+
+    def handle(item: Item) -> None:
+        queue.update(max_attempts=1)
+        raise ValueError("no such order")
+
+    made = Worker(queue, handle)
+    with running_worker(made):
+        wait_until(lambda: made.stats().buried)
+    assert (made.stats().retried, made.stats().in_hand) == (0, 0)
+    assert caplog.messages[-1] == "item 0-0 of queue 'orders' is not retried but buried: its ttl is over, or max_attempts was lowered"
+
+
 def test_a_failed_item_waits_as_the_policy_says(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     item_id = queue.produce(b"x")
 

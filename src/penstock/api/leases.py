@@ -408,6 +408,8 @@ class LeaseSelection:
                 early += [format_id(part.partition, offset) for offset in answer.early]
                 self._mark_lost(lease, part, answer.refused)
                 self._mark_settled(lease, part, {*answer.refused, *answer.early})
+                if lease is not None and answer.buried:
+                    lease.remember_outcome(answer.buried, DONE["bury"])
             elif answer.code == LeaseLost.code:
                 self._mark_lost(lease, part, part.offsets)
             else:

@@ -317,6 +317,8 @@ class Settled(msgspec.Struct, gc=False, tag=True):
     refused: list[int] = []
     early: list[int] = []
     """Items refused because an earlier item of their key under the same lease must be settled first."""
+    buried: list[int] = []
+    """Items that were to be retried and are buried instead: it was their last attempt, or their ttl is over."""
 
 
 class ItemCount(msgspec.Struct, gc=False):

@@ -248,6 +248,6 @@ class _ChildInvoker(HandlerInvoker):
     errors: dict[str, str]
     calls_here = True
 
-    def report_failure(self, queue: str, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         requested = isinstance(error, Retry | Bury | Snooze)
         self.errors[item.id] = "" if requested else "".join(traceback.format_exception(error))

@@ -236,7 +236,7 @@ class ProcessPool(BaseThreadPool):
             with context.current_span():
                 for item, outcome in zip(context.items, outcomes, strict=True):
                     if outcome is not COMPLETED:
-                        self._invoker.report_failure(context.queue, item, outcome, _error(outcome, results.errors.get(item.id, "")))
+                        self._invoker.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
         self._dispatcher.settle(context, self._invoker.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:
