@@ -282,7 +282,7 @@ def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: HandlerEvents)
         wait_completed(queue, 5)
 
 
-def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, log: HandlerEvents) -> None:
+def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, log: HandlerEvents, caplog: pytest.LogCaptureFixture) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     ids = queue.produce_many([NewItem(b"1", kind="invoice"), NewItem(b"2", kind="mail"), b"3"])
     first, second = Worker(queue), Worker(queue)
@@ -291,10 +291,17 @@ def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, lo
     with running_worker(first):
         assert log.next() == ("first", b"1", 1)
         wait_until(lambda: queue.stats().scheduled, lambda count: count == 2)
+        queue.produce_many([b"4", NewItem(b"5", kind="mail")])
+        wait_until(lambda: first.stats().returned, lambda count: count >= 4)
+        assert sorted(caplog.messages) == [
+            f"queue 'orders' has items {which} and this worker has no handler for them; "
+            "they are returned, and wait up to a minute each time"
+            for which in ("of kind 'mail'", "without a kind")
+        ]
         with running_worker(second):
-            assert log.next() == ("second", b"2", 1)
+            assert log.next()[0] == "second"
     assert queue.explain(ids[2]).attempts == 0
-    assert first.stats().returned >= 2
+    assert first.stats().returned >= 4
 
 
 # -- batches -------------------------------------------------------------------------------------------------

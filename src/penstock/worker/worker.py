@@ -46,7 +46,7 @@ class Worker:
     queues: a Queue, a list of queues, or a dict from queues to weights. While all queues have items, each queue gets
         handlers in proportion to its weight.
     handler: the handler of every item. Without it, register handlers by kind: `@worker.on("invoice")`. Items of kinds
-        without a handler are returned to the queue for other workers.
+        without a handler are returned to the queue for other workers, with a delay that doubles up to a minute.
     concurrency: how many handlers run at once: in threads, or in tasks if they are async. The default is 1.
     per_partition: how many handlers work on items of one partition at once.
     processes: run handlers in this many child processes, for CPU-bound work. The handlers must be defined at the top
