@@ -27,6 +27,7 @@ from tests.api.both_apis import BrokerOpener
     [
         ("http://host:2319", "'http://host:2319' cannot be opened; this version opens directories and 'memory://'"),
         ("postgresql://host/db", "'postgresql://host/db' cannot be opened; this version opens directories and 'memory://'"),
+        ("a\0b", "the path 'a\\x00b' has a null character, which no path can have; give another"),
         ("", "the target is empty; give the path of a directory ('.' is this one), or 'memory://'"),
         (None, "the target is NoneType; give the path of a directory, or 'memory://'"),
         (b"data", "the target is bytes; give the path of a directory, or 'memory://'"),

@@ -505,11 +505,13 @@ class EmbeddedBroker:
             return
         for loop in list(self._loops.values()):
             loop.check_not_in_call()
-        with self._closing:
-            if self._closed:
-                return
-            self.inbox.stop()
-            self._closed = True
+        with self._closing:  # another thread that closes it meanwhile waits here: then it is closed
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
+        self.inbox.stop()
+        self._closed = True
         with self._creation_lock:  # wait for a queue that is being opened, so that it is closed too
             pass
         errors: list[PenstockError] = []
