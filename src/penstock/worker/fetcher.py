@@ -192,6 +192,11 @@ class Fetcher:
         """Check again whether to lease more items."""
         self._wakeup.set()
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether the queue gave fewer items than were wanted when it was last asked."""
+        return self._dry
+
     def close(self) -> None:
         """Lease nothing more."""
         self._closing = True
@@ -297,6 +302,7 @@ class Fetcher:
         if not self._dry:
             results = self.source.lease(self._operation(want, 0))
         if not results:
+            self._dry = True
             # Wait at most half a lease timeout, so that a lease granted early in the wait has half its time left.
             results = self._wait_for(self._operation(want, self._lease_timeout // 2))
         self._dry = sum(result.granted.count for result in results) < want
