@@ -107,7 +107,7 @@ class EmbeddedBroker:
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
         self._broker_pool, self._quick_pool = InterruptSafePool(BROKER_THREADS), InterruptSafePool(1)
-        self._router = TransferRouter(self._loops, self.entry)
+        self._router = TransferRouter(self._loops, self.entry, lambda: self.catalog.state)
         self._closed = self._forked = False
         self.opened_at = self.clock.read().wall
         self.list_clients: Callable[[], list[ClientDescription]] = list
@@ -406,7 +406,7 @@ class EmbeddedBroker:
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
         )
-        engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of))
+        engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of, self._router.is_dead_queue))
         engine.apply_recorded_shape = lambda: self._apply_recorded_layout(engine)
         loop = Loop(engine, self.store.disk, self._runners, threaded=self._threaded)
         partition_layout.apply_layout(engine, entry)

@@ -55,6 +55,10 @@ class CommitTracker(PartitionSet):
         self._next_visit: int | None = 0
         """When the next partition wants to be visited."""
 
+    @property
+    def is_dead_queue(self) -> bool:
+        return self.transfer_step.is_dead_queue
+
     # -- I/O -----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:

@@ -641,7 +641,7 @@ class Partition:
         self._check_usable()
         while True:
             try:
-                return explain(self.state, offset, self.now(), self._blocks)
+                return explain(self.state, self.log.partition, offset, self.now(), self._blocks)
             except MissingBlocks as missing:
                 self._mark_lost(self._fetch(missing.offsets))
 

@@ -224,7 +224,7 @@ def entry_by_incarnation(state: CatalogState, incarnation: int) -> QueueEntry:
 
 def dead_queue_users(state: CatalogState, name: str) -> list[str]:
     """The names of the queues whose dead queue this is, sorted."""
-    return sorted(entry.name for entry in state.names.values() if entry.options.dead_queue == name)
+    return sorted(entry.name for entry in [*state.names.values()] if entry.options.dead_queue == name)
 
 
 # -- deciding -----------------------------------------------------------------------------------------

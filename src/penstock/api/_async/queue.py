@@ -327,7 +327,7 @@ class AsyncQueue:
         return [ListedItem(source, found) for found in await self._home.call(query)]
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
+        """Return the keys that are not free, those with the most waiting items first, and why (`.why`)."""
         return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     async def cursors(self) -> dict[str, dict[int, int]]:

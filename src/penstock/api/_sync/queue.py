@@ -328,7 +328,7 @@ class Queue:
         return [ListedItem(source, found) for found in self._home.call(query)]
 
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
+        """Return the keys that are not free, those with the most waiting items first, and why (`.why`)."""
         return self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     def cursors(self) -> dict[str, dict[int, int]]:
