@@ -135,7 +135,7 @@ def test_the_last_failure_is_reported_as_a_burial(
         wait_until(lambda: made.stats().buried)
     stats = made.stats()
     assert (stats.failed, stats.retried, stats.buried, stats.in_hand) == (2, 1, 1, 0)
-    assert [message for message in caplog.messages if "item 0-0" in message] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "penstock.worker"] == [
         "item 0-0 of queue 'orders' failed at attempt 1 and is retried in 0.0 s: ValueError: no such order",
         "item 0-0 of queue 'orders' failed at attempt 2, its last, and is buried: ValueError: no such order",
     ]

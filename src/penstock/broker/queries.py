@@ -192,7 +192,9 @@ def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting
         yield f"{ready} dead letters wait here; list them, then redrive or clear them"
     elif ready and not waiting and not consumers:
         yield f"{ready} items are ready and no consumer is there; start one"
-    dropping = [one for one in partitions if one.buried_to_drop]
+    buried, dropping = sum(one.buried for one in partitions), [one for one in partitions if one.buried_to_drop]
+    if buried and not dropping:
+        yield f"{buried} items are buried here; list them, then redrive or clear them"
     if dropping:
         items, wait = sum(one.buried_to_drop for one in dropping), min(one.buried_drop_seconds for one in dropping)
         when = f"in {wait / 60:.0f} minutes" if wait >= 60 else "within a minute"

@@ -305,7 +305,7 @@ class SharedBroker:
             connection = self._own_or_connect(deadline, by_itself=True)
         if connection is not None:
             return connection
-        _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        _log.info("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
         return self._connect(deadline)
 
     def _opening_is_dangerous(self, unfinished: Sequence[int]) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from penstock.loop import requests
 from penstock.loop.item_cache import Items
 from penstock.loop.lease import LeaseStep
+from penstock.loop.notices import QueueNotices
 from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, PartitionHandle, PendingAnswer
 from penstock.loop.partition_set import PartitionSet, QueueSetup
 from penstock.loop.produce import ProduceStep
@@ -38,6 +39,7 @@ class CommitTracker(PartitionSet):
 
     def __init__(self, setup: QueueSetup, router: QueueRouter) -> None:
         super().__init__(setup)
+        self.notices = QueueNotices(setup.name)
         self.transfer_step = TransferStep(self, router)
         self.resize_step = ResizeStep(self, self.transfer_step)
         self.produce_step = ProduceStep(self)
@@ -214,6 +216,8 @@ class CommitTracker(PartitionSet):
             elif isinstance(request, requests.FunctionRequest):
                 answer, used = result
                 wrong = None if request.recorded_elsewhere else _partial_failure(used, failed)
+                if wrong is None and request.log_line is not None and not request.done:
+                    self.notices.note(logging.INFO, "%s", request.log_line(answer))
                 request.finish(answer if wrong is None else None, wrong)
         except PenstockError as error:
             request.finish(error=error)

@@ -372,4 +372,4 @@ class Fetcher:
                 self._unhandled_kinds.add(kind)
                 named = "without a kind" if kind is None else f"of kind {kind!r}"
                 text = "queue %r has items %s and this worker has no handler for them; they are returned, and wait up to a minute each time"
-                _log.warning(text, self.source.name, named)
+                _log.warning(text, self.source.name, named, extra=self._log_fields())

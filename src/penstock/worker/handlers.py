@@ -201,7 +201,7 @@ class HandlerInvoker:
         if self.hooks.started is not None:
             with context.current_span():
                 for item in context.items:
-                    self.call_hook(self.hooks.started, item)
+                    self.call_hook(self.hooks.started, item.queue, item)
 
     def begin_span(self, context: Context, start: int | None = None) -> None:
         """Start the span of a call, in a traced process. start: when the call began, in nanoseconds since 1970."""
@@ -254,7 +254,7 @@ class HandlerInvoker:
         if self.hooks.finished is not None:
             seconds = (self._now() - context.started_at) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
-                self.call_hook(self.hooks.finished, item, seconds, expected_outcome(item, outcome))
+                self.call_hook(self.hooks.finished, item.queue, item, seconds, expected_outcome(item, outcome))
 
     def timeout_error(self) -> "HandlerTimeout":
         return HandlerTimeout(f"the handler ran longer than {self._settings.handler_timeout / SECOND:g} s")
@@ -279,7 +279,7 @@ class HandlerInvoker:
         about = log_fields(queue=item.queue, partition=item.partition, item_id=item.id, worker=self._settings.name)
         _log.log(level, text, item.id, item.queue, item.attempts, last, name, delay, outcome.reason, exc_info=trace, extra=about)
         if self.hooks.failed is not None:
-            self.call_hook(self.hooks.failed, item, error)
+            self.call_hook(self.hooks.failed, item.queue, item, error)
 
     def _batch_outcomes(self, context: Context, failed: Failed) -> list[Outcome]:
         items = context.items
@@ -289,11 +289,13 @@ class HandlerInvoker:
             return [self.record_failure(item, error) for item in items]
         return [self.record_failure(item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
 
-    def call_hook(self, hook: Callable[..., object], *args: object) -> None:
+    def call_hook(self, hook: Callable[..., object], queue: str, *args: object) -> None:
+        """Call a hook; an error of it is logged, with the name of the queue."""
         try:
             hook(*args)
         except Exception:
-            _log.exception("a hook of the worker failed; the worker continues", extra=log_fields(worker=self._settings.name))
+            about = log_fields(queue=queue, worker=self._settings.name)
+            _log.exception("a hook of the worker of queue %r failed; the worker continues", queue, extra=about)
 
 
 def result_error(result: object, batch: bool) -> BaseException | None:
@@ -351,7 +353,7 @@ class ProgressReporter:
             context.lease_lost = True  # also if the item has just been settled; then the flag has no effect
         except PenstockError as error:
             about = log_fields(queue=lease.source.name, partition=lease.partition, item_id=item.id)
-            _log.warning("the progress of item %s could not be written: %s", item.id, error, extra=about)
+            _log.warning("the progress of item %s of queue %r could not be written: %s", item.id, item.queue, error, extra=about)
 
     def close(self) -> None:
         with self._starting:

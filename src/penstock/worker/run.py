@@ -55,6 +55,7 @@ class WorkerRun:
         until_empty: UntilEmpty | None = None,
     ) -> None:
         self._settings = settings
+        self._queues = ", ".join(source.name for source in weights)
         self._events: SimpleQueue[RunEvent] = SimpleQueue()
         self._stop_requests = 0
         self._error: Exception | None = None
@@ -128,7 +129,7 @@ class WorkerRun:
             about = log_fields(queue=queue, partition=lease.partition, item_id=item.id, worker=self._settings.name)
             _log.warning("item %s of queue %r was late: its lease had ended", item.id, queue, extra=about)
             if self._settings.hooks.late is not None:
-                self._invoker.call_hook(self._settings.hooks.late, item)
+                self._invoker.call_hook(self._settings.hooks.late, queue, item)
 
     def lease_lost(self, lease: WorkerLease) -> None:
         """Remove the items of a lost lease from the buffer."""
@@ -149,6 +150,7 @@ class WorkerRun:
 
     def execute(self) -> None:
         """Run until the worker drains or stops. Raises the error that ended the run, such as BrokerClosed."""
+        self._log(logging.INFO, f"starts, with {self._settings.concurrency} handlers at once")
         for settler in self._settlers.values():
             settler.start()
         for fetcher in self._fetchers:
@@ -193,7 +195,7 @@ class WorkerRun:
         if self._drain_deadline is None or self._now() < self._drain_deadline:
             return False
         self._drain_deadline = None
-        _log.warning("the worker has drained for the whole drain_timeout: it stops now and does not wait for running handlers")
+        self._log(logging.WARNING, "has drained for the whole drain_timeout: it stops now and does not wait for running handlers")
         return True
 
     def _lease_no_more(self) -> None:
@@ -211,9 +213,12 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.join()
         self._return_buffered()
-        about = log_fields(worker=self._settings.name)
-        _log.info("the worker drains: it starts no more handlers and waits for those that run", extra=about)
+        self._log(logging.INFO, "drains: it starts no more handlers and waits for those that run")
         self._pool.close()
+
+    def _log(self, level: int, what: str) -> None:
+        about = log_fields(queue=self._queues, worker=self._settings.name)
+        _log.log(level, "the worker of queue %r %s", self._queues, what, extra=about)
 
     def _stop(self) -> None:
         self._stopping = self._dispatcher.stopping = True
@@ -242,5 +247,6 @@ class WorkerRun:
                     self._stop()
         for settler in self._settlers.values():
             settler.stop_extending()
+        self._log(logging.INFO, "was stopped" if self._stopping else "has drained: all its items are settled")
         if self._settings.hooks.drained is not None and not self._stopping:
-            self._invoker.call_hook(self._settings.hooks.drained)
+            self._invoker.call_hook(self._settings.hooks.drained, self._queues)
