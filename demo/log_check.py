@@ -8,7 +8,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import NamedTuple
 
-from penstock.api.items import items_of
+from penstock.api.items import ItemSource, items_of
 from penstock.broker.snapshot import Snapshot
 from penstock.operations import FindOffsets, FindQueue, ReadItems
 
@@ -70,7 +70,9 @@ def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
     attempts = 0
     for partition in (*orders.active, *orders.retired):
         parts = log.call(ReadItems(queue=orders.incarnation, start={partition: 0}, limit=1_000_000)).items
-        items = {item.offset: item for number, part in parts if number == partition for item in items_of(number, *part, {})}
+        items = {
+            item.offset: item for number, part in parts if number == partition for item in items_of(ItemSource("orders"), number, *part, {})
+        }
         leased: dict[int, int] = {}
         for event in log.events(orders.incarnation, partition):
             if event.event == "leased":

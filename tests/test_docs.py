@@ -21,7 +21,7 @@ README_SAYS = [
     "customer-42 has to wait",
     "customer-43 {'buy': 2}",
     "1 ready, 1 scheduled",
-    "{'pay': 1} waits: its key is held: item 0 backs off",
+    "{'pay': 1} waits: its key is held: item 0-0 backs off",
 ]
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 

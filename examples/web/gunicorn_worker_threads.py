@@ -1,6 +1,5 @@
 """A queue worker in each web worker: gunicorn -w 4 -c gunicorn_worker_threads.py flask_app:app"""
 
-import threading
 from typing import Any
 
 import penstock
@@ -11,12 +10,10 @@ def post_worker_init(web_worker: Any) -> None:
     from flask_app import orders
     from handlers import handle
 
-    web_worker.handling = penstock.Worker(orders, handle, concurrency=4)
-    web_worker.thread = threading.Thread(target=web_worker.handling.run, kwargs={"signals": False})
-    web_worker.thread.start()
+    web_worker.handling = penstock.Worker(orders, handle, concurrency=4).start()
 
 
 def worker_exit(server: Any, web_worker: Any) -> None:
-    if hasattr(web_worker, "thread"):
+    if hasattr(web_worker, "handling"):
         web_worker.handling.stop()  # running handlers finish
-        web_worker.thread.join()
+        web_worker.handling.join()

@@ -49,6 +49,7 @@ Offsets: TypeAlias = dict[Count, Count]
 ChosenItems: TypeAlias = Mapping[Count, Sequence[Count]]
 """partition → offsets"""
 StreamName: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+StreamRun: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
 StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving"]
 TIMEOUT = 30 * SECOND
 """How long a call may take by default."""
@@ -364,7 +365,7 @@ class TakeGrant(Operation[GrantAnswer]):
 
     scope: ClassVar[Scope] = "consume"
     stream: StreamName
-    run: str
+    run: StreamRun
     """The stream's process that calls."""
     done: Count
     want: int
@@ -381,7 +382,7 @@ class RenewStream(Operation[None]):
 
     scope: ClassVar[Scope] = "consume"
     stream: StreamName
-    run: str
+    run: StreamRun
     timeout: int
     reset_after: Count | None = None
 
@@ -391,7 +392,7 @@ class EndStream(Operation[None]):
 
     scope: ClassVar[Scope] = "consume"
     stream: StreamName
-    run: str
+    run: StreamRun
 
 
 class ReadGrant(Query[StreamGrant]):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.api import arrow, items
 from penstock.api.arrow import from_arrow, item_schema, items_to_arrow
-from penstock.api.items import NewItem, items_of, to_batch
+from penstock.api.items import ItemSource, NewItem, items_of, to_batch
 from penstock.words import values
 from penstock.words.batch import Batch, validate
 from penstock.words.errors import InvalidRequest
@@ -293,7 +293,7 @@ def rows(part: arrow.ItemBlock) -> list[dict[str, Any]]:
             "ttl": None if item.ttl is None else timedelta(seconds=item.ttl),
             "attempts": item.attempts,
         }
-        for item in items_of(*part)
+        for item in items_of(ItemSource("q"), *part)
     ]
 
 

@@ -26,6 +26,7 @@ from tests.api.both_apis import BrokerOpener
     ("target", "sentence"),
     [
         ("postgresql://host/db", "postgresql://… cannot be opened; this version opens directories, http://, https:// and 'memory://'"),
+        ("a\0b", "the path 'a\\x00b' has a null character, which no path can have; give another"),
         ("", "the target is empty; give the path of a directory ('.' is this one), or http://host:port"),
         (None, "the target is NoneType; give the path of a directory, or an address as text"),
         (b"data", "the target is bytes; give the path of a directory, or an address as text"),

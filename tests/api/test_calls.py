@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
 from penstock.api import arguments
-from penstock.api.items import to_batch
+from penstock.api.items import ItemSource, to_batch
 from penstock.api.leases import LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease
 from penstock.api.options import queue_info, to_catalog
 from penstock.api.redrive import item_filter
@@ -207,7 +207,7 @@ def test_the_attributes_and_the_repr_of_a_lease() -> None:
 def listed(new: NewItem, reason: str = "", origin: Origin | None = None) -> ListedItem:
     batch = to_batch([new])
     batch.origins = None if origin is None else [encode(origin)]
-    return ListedItem(reports.ListedItemData(3, 17, "buried", batch, 0, 0, 2, reason))
+    return ListedItem(ItemSource("q"), reports.ListedItemData(3, 17, "buried", batch, 0, 0, 2, reason))
 
 
 def test_a_listed_item_can_be_copied() -> None:

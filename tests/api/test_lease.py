@@ -45,6 +45,30 @@ def test_one_item_from_beginning_to_end(broker: Broker, queue: Queue) -> None:
     assert broker.queues() == []
 
 
+def test_an_item_says_its_queue_and_how_many_attempts_it_has(broker: Broker, queue: Queue) -> None:
+    fill(queue, 3)
+    assert [item.queue for item in (*queue.items(), *queue.cursor("c").read(), *queue.cursor("d"))] == ["orders"] * 9
+    (lease,) = queue.lease()
+    assert (lease.item.queue, lease.item.max_attempts) == ("orders", 10)
+    queue.update(max_attempts=2)
+    batch = queue.lease(2)
+    assert [(item.queue, item.max_attempts) for item in batch.items] == [("orders", 2)] * 2
+    assert lease.item.max_attempts == 10, "as it was then"
+
+
+def test_a_lease_that_is_retried_after_its_last_attempt_says_that_it_is_buried(broker: Broker) -> None:
+    queue = broker.create_queue("orders", max_attempts=2)
+    fill(queue, 1)
+    queue.lease()[0].retry()
+    fill(queue, 2)
+    batch = queue.lease(3)
+    batch.retry()
+    assert sorted((lease.item.payload, lease.state) for lease in batch) == [(b"0", "buried"), (b"0", "retried"), (b"1", "retried")]
+    again = queue.lease(2)
+    again[0].retry()
+    assert [lease.state for lease in again] == ["buried", "open"]
+
+
 def test_leases_are_the_oldest_items_and_disjoint(queue: Queue) -> None:
     ids = fill(queue, 10_000)
     assert [lease.id for lease in queue.lease(10)] == ids[:10]

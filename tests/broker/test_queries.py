@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.queries import HOT_KEY_ITEMS
 from penstock.loop.requests import SettleRequest
 from penstock.operations import ListHeldKeys, ListItems, RedriveItems
 from penstock.reports import HeldKey, ListedItemData
@@ -143,18 +144,18 @@ def test_why_an_item_is_not_running(broker: BrokerUnderTest) -> None:
     assert (found.state, found.why, found.consumer, found.attempts) == ("leased", "leased by worker-1 for another 30.0 s", "worker-1", 1)
     found = queue.explain(second)
     assert (found.state, found.held_by) == ("ready", first)
-    assert found.why == "its key is held: item 1 is leased by worker-1" and found.ready_in_seconds == 30.0
+    assert found.why == "its key is held: item 0-1 is leased by worker-1" and found.ready_in_seconds == 30.0
     held.retry(delay=20, reason="no luck")
     found = queue.explain(first)
     assert found.why == "backing off after attempt 1 (no luck), ready in 20.0 s" and found.reason == "no luck"
-    assert queue.explain(second).why == "its key is held: item 1 backs off" and queue.explain(second).held_by == first
+    assert queue.explain(second).why == "its key is held: item 0-1 backs off" and queue.explain(second).held_by == first
     broker.advance_in_steps(20)
     assert queue.explain(first).why == "ready: first of its key, the next lease that reaches it gets it"
-    assert queue.explain(second).why == "ready, behind item 1 of the same key"
+    assert queue.explain(second).why == "ready, behind item 0-1 of the same key"
     queue.lease(1).bury(reason="bad")
     found = queue.explain(first)
     assert (found.state, found.why, found.attempts, found.reason) == ("buried", "buried because: bad", 2, "bad")
-    assert queue.explain(second).why == "its key is parked: item 1 was buried; redrive or clear it"
+    assert queue.explain(second).why == "its key is parked: item 0-1 was buried; redrive or clear it"
     plain = queue.produce("plain")[0]
     assert queue.explain(plain).why == "ready: the next lease that reaches it gets it"
     queue.pause(lease=True)
@@ -260,6 +261,36 @@ def test_held_keys_are_visible(broker: BrokerUnderTest) -> None:
     ]
     assert len(queue.call(ListHeldKeys(limit=2))) == 2
     assert queue.stats().partitions[0].busy_keys == 4
+    queue.produce("hot", key="parked")
+    queue.lease()  # it looks, and passes the item of the held key over
+    assert [(one.key, one.waiting) for one in queue.call(ListHeldKeys(limit=1))] == [(b"parked", 3)], "the hottest key comes first"
+
+
+def test_a_hot_key_is_a_warning(broker: BrokerUnderTest) -> None:
+    queue = broker.create(partitions=2)
+    queue.produce(*[f"{number}" for number in range(HOT_KEY_ITEMS)], key="hot")
+    queue.produce("cold", key="cold")
+    queue.lease(2, consumer="me")
+    queue.lease(consumer="me")  # it looks, and passes the items of the held key over
+    assert queue.stats().warnings == []
+    queue.produce("one more", key="hot")
+    queue.lease(consumer="me")
+    (first,) = {one.partition for one in queue.call(ListHeldKeys(limit=10)) if one.waiting}
+    assert queue.stats().warnings == [
+        f"1000 items of one key wait for each other (the first is {first}-1): they are handled one at a time; see the held keys"
+    ]
+
+
+def test_a_dead_queue_needs_no_consumer(broker: BrokerUnderTest) -> None:
+    dead = broker.create("dead")
+    queue = broker.create("q", dead_queue="dead")
+    queue.produce("a")
+    queue.lease().bury(reason="bad")
+    assert dead.stats().warnings == ["1 dead letters wait here; list them, then redrive or clear them"]
+    broker.restart()
+    assert dead.stats().warnings == ["1 dead letters wait here; list them, then redrive or clear them"]
+    broker.delete("q")
+    assert dead.stats().warnings == ["1 items are ready and no consumer is there; start one"]
 
 
 def test_fenced_keys_are_visible(broker: BrokerUnderTest) -> None:

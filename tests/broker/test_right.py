@@ -10,6 +10,7 @@ import penstock
 from penstock.errors import OutcomeUnknown, QueueHeld, QueueNotFound, StorageFailed
 from penstock.operations import EndStream, TakeGrant
 from penstock.reports import GrantAnswer
+from penstock.rules.catalog import ConsumerRightSet
 from penstock.testing import SimulatedFiles
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, wait_until
@@ -137,7 +138,35 @@ def test_a_run_that_ends_late_does_not_end_the_right_of_a_newer_run(file_broker:
     ask_owner(file_broker, queue, renew_operation(US, timeout, "newest"))
     file_broker.restart()
     ask_owner(file_broker, queue, EndStream(stream=US, run="newest"))
-    assert not refused(queue), "an owner that has heard of none believes it"
+    assert not refused(queue)
+
+
+def test_a_run_that_ends_late_does_not_end_the_right_of_a_newer_run_at_the_next_owner(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    timeout = TIMEOUT * SECOND
+    for run in ("old", "new"):
+        ask_owner(file_broker, queue, take_grant_operation(US, timeout=timeout, run=run))
+    for end in (file_broker.restart, file_broker.kill):
+        end()
+        ask_owner(file_broker, queue, EndStream(stream=US, run="old"))
+        assert refused(queue)
+        ask_owner(file_broker, queue, renew_operation(US, timeout, "old"))
+        ask_owner(file_broker, queue, EndStream(stream=US, run="old"))
+        assert refused(queue), "a renewal does not make the old run the newest"
+    ask_owner(file_broker, queue, EndStream(stream=US, run="new"))
+    assert not refused(queue)
+
+
+def test_a_right_that_an_earlier_version_recorded_is_given_up_by_any_run(file_broker: BrokerUnderTest) -> None:
+    queue = file_broker.create()
+    queue.produce("a")
+    with file_broker.embedded.changing_catalog():
+        file_broker.embedded.catalog.run([ConsumerRightSet(queue.incarnation, "spark:us", TIMEOUT * SECOND)])
+    file_broker.restart()
+    assert refused(queue)
+    ask_owner(file_broker, queue, EndStream(stream=US, run="any"))
+    assert not refused(queue)
 
 
 def test_a_second_stream_is_refused_while_the_first_has_the_right(file_broker: BrokerUnderTest) -> None:

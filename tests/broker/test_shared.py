@@ -270,6 +270,20 @@ def test_a_directory_that_is_gone_is_not_made_anew_by_a_take_over(owner: BrokerP
                 break
 
 
+def test_closing_in_one_thread_waits_until_another_has_closed(directory: Path) -> None:
+    for number in range(5):
+        broker = penstock.open(directory)
+        queue = broker.create_queue(f"q{number}", partitions=16)
+        queue.produce_many([penstock.NewItem("x", key=str(key)) for key in range(500)])
+        closing = threading.Thread(target=broker.close)
+        closing.start()
+        while not (isinstance(broker._home, SharedHome) and broker._home._closed):
+            pass
+        broker.close()
+        penstock.open(directory, exclusive=True).close()  # BrokerLocked if it is still being closed
+        closing.join()
+
+
 def test_closing_in_a_signal_handler_in_the_middle_of_a_call_is_refused(directory: Path) -> None:
     """It would wait for ever for the call that it interrupted."""
     program = """

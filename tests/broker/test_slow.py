@@ -450,10 +450,16 @@ def test_with_threads_close_waits_for_the_disk_and_answers_every_request(slow_qu
     asked = slow_queue.hang()
     closing = threading.Thread(target=slow_queue.broker.embedded.close)
     closing.start()
+    wait_until(lambda: slow_queue.broker.embedded._closed)
+    also_closing = threading.Thread(target=slow_queue.broker.embedded.close)
+    also_closing.start()
+    also_closing.join(0.1)
+    assert also_closing.is_alive(), "whoever closes it waits until it is closed"
     assert not asked.done
     slow_queue.files.answer()
-    closing.join(WAIT_SECONDS)
-    assert not closing.is_alive()
+    for thread in (closing, also_closing):
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
     assert ids_of(asked.result, 1) == [f"{SLOW}-0"]
 
 

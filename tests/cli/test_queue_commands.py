@@ -75,7 +75,7 @@ def test_pause_and_resume(orders_cli: CommandLine) -> None:
     assert "paused" in orders_cli.refused("produce", "orders", "y", "--timeout", "0", code=9)
     assert orders_cli.out("queue", "resume", "orders", "--only", "produce") == "producing is resumed in queue orders"
     orders_cli.run("produce", "orders", "y")
-    assert orders_cli.out("lease", "orders", code=1) == "nothing is ready"
+    assert orders_cli.out("lease", "orders", code=1) == "leasing from queue orders is paused; `penstock queue resume orders` resumes it"
     assert orders_cli.json("queue", "resume", "orders") == {"queue": "orders", "partition": None, "lease": "resumed", "produce": "resumed"}
     assert len(orders_cli.json("lease", "orders", "5")) == 2
 

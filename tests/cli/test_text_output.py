@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.items import Item
+from penstock.api.items import Item, ItemSource
 from penstock.cli import text_output
 from penstock.words.batch import Batch
 
@@ -53,7 +53,8 @@ def test_times_are_local() -> None:
 
 def test_payloads() -> None:
     batch = Batch([b"text\n", b"\xff\xfe", b""])
-    assert [text_output.format_payload(Item(0, index, batch, index, 0, 0)) for index in range(3)] == [r"text\n", "<2 bytes>", ""]
+    items = [Item(ItemSource("q"), 0, index, batch, index, 0, 0) for index in range(3)]
+    assert [text_output.format_payload(item) for item in items] == [r"text\n", "<2 bytes>", ""]
 
 
 def test_a_plain_table_is_aligned_and_cuts_nothing() -> None:

@@ -69,6 +69,13 @@ def test_work_until_nothing_is_left(orders_cli: CommandLine, handlers: Path) -> 
     assert [one["depth"] for one in orders_cli.json("stats")["queues"]] == [0, 0]
 
 
+def test_work_until_no_item_comes(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "later", "--at", "2099-01-31T08:00:00Z")
+    orders_cli.run("produce", "orders", "now")
+    ran = orders_cli.run("work", "shop_handlers:handle", "-q", "orders", "--until-idle", "100ms")
+    assert ran.out.splitlines() == ["handled now", "1 done"]
+
+
 def test_the_answer_as_json_is_alone_on_stdout(orders_cli: CommandLine, handlers: Path, capfd: pytest.CaptureFixture[str]) -> None:
     orders_cli.run("produce", "orders", "--lines", input="a\nb\nc\n")
     found = orders_cli.json("work", "shop_handlers:handle", "-q", "orders", "--until-empty", "--name", "me")

@@ -224,6 +224,7 @@ def test_items_are_produced_leased_and_settled(home: Home) -> None:
     assert produce(home, queue, "a", "b", "c") == [0, 1, 2]
     first, second = lease(home, queue, consumer="me"), lease(home, queue, 2)
     assert (texts(first), texts(second)) == (["a"], ["b", "c"])
+    assert second.granted.max_attempts == 10
     assert home.call(LeaseItems(queue=queue)) == []
     assert settle(home, queue, "complete", first) == Settled(1)
     assert settle(home, queue, "retry", second, reason="later") == Settled(2)

@@ -78,7 +78,7 @@ SAMPLES: list[Record] = [
     Buried(0, [0, 1], ""),
     RequestAnswered(bytes(16), 2, 1 << 40, [1], [2], [3]),
     RequestAnswered(bytes(16)),
-    CallAnswered([CallName(bytes(16), 3, b"content")], [RememberedAnswer(1, 2, [3], 4, [5], [6], [7, 8], 9)]),
+    CallAnswered([CallName(bytes(16), 3, b"content")], [RememberedAnswer(1, 2, [3], 4, [5], [6], [7, 8], 9, [10])]),
     Due(True, 9, 8, [0, 1, 2, 3], [5, 21]),
     TtlChecked(9, 8, [0, 1]),
     TtlChecked(9, 8),

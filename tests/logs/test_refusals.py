@@ -124,6 +124,13 @@ def test_a_network_file_system(kind: str) -> None:
     check_refused(SimulatedFiles(filesystem_type=kind), InvalidRequest, kind, "local")
 
 
+@pytest.mark.parametrize("kind", ["proc", "sysfs", "cgroup2"])
+def test_a_file_system_of_the_kernel(kind: str) -> None:
+    files = SimulatedFiles(filesystem_type=kind)
+    files.set_free_bytes(0)  # as they say
+    check_refused(files, InvalidRequest, kind, "stores no files")
+
+
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "apfs", "tmpfs", "overlay", ""])
 def test_a_local_file_system_is_fine(kind: str) -> None:
     FileStore.open([ROOT], files=SimulatedFiles(filesystem_type=kind)).close()

@@ -3,7 +3,7 @@
 Owns: `CatalogUnderTest`, and `refused`, which checks that a refused call changes nothing and says what to do.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -62,8 +62,8 @@ class CatalogUnderTest:
         self.apply(catalog.finish_adoption(self.state, self.state.names[name].incarnation, drop, source, number))
         return self.state.names[name]
 
-    def hold(self, name: str, holder: str, timeout: int = 0) -> QueueEntry:
-        self.apply(catalog.set_consumer_right(self.state, self.state.names[name].incarnation, holder, timeout))
+    def hold(self, name: str, holder: str, timeout: int = 0, runs: Sequence[str] = ()) -> QueueEntry:
+        self.apply(catalog.set_consumer_right(self.state, self.state.names[name].incarnation, holder, timeout, runs))
         return self.state.names[name]
 
     def apply(self, records: list[CatalogRecord]) -> None:

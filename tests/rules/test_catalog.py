@@ -137,7 +137,7 @@ def test_a_queue_whose_deletion_was_lost_is_replaced_by_the_next_of_its_name() -
         (FilesRemoved(2), [5, 2]),
         (AdoptionBegun(2, "d"), [6, 2, "d"]),
         (AdoptionFinished(2, "d", "s", 9), [7, 2, "d", "s", 9]),
-        (ConsumerRightSet(2, "h", 5), [8, 2, "h", 5]),
+        (ConsumerRightSet(2, "h", 5, ["r"]), [8, 2, "h", 5, ["r"]]),
     ],
 )
 def test_a_record_is_an_array_headed_by_its_tag(record: CatalogRecord, head: list[Any]) -> None:
@@ -192,8 +192,10 @@ def test_a_right_is_recorded_when_it_changes() -> None:
     records = len(book.records)
     assert book.hold("a", "h", 5).consumer_right_holder == "h" and len(book.records) == records
     assert book.hold("a", "h", 6).consumer_right_timeout == 6
+    assert book.hold("a", "h", 6, ["old", "new"]).consumer_right_runs == ["old", "new"]
+    assert catalog.load(catalog.dump(book.state)).names["a"].consumer_right_runs == ["old", "new"]
     entry = book.hold("a", "")
-    assert (entry.consumer_right_holder, entry.consumer_right_timeout) == ("", 0)
+    assert (entry.consumer_right_holder, entry.consumer_right_timeout, entry.consumer_right_runs) == ("", 0, [])
     book.check()
 
 

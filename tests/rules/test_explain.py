@@ -52,7 +52,7 @@ def test_a_key_held_by_a_lease(partition: PartitionUnderTest) -> None:
     partition.produce("b2", key="b")
     for _ in range(2):  # before and after it was passed over
         found = partition.wrapped.explain(2)
-        assert (found.why, found.held_by, found.until) == ("its key is held: item 1 is leased by host-1", 1, granted.deadline)
+        assert (found.why, found.held_by, found.until) == ("its key is held: item 7-1 is leased by host-1", 1, granted.deadline)
         partition.lease()
 
 
@@ -60,7 +60,7 @@ def test_a_key_held_by_a_back_off(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     partition.retry(partition.lease().lease, delay=30)
     found = partition.wrapped.explain(1)
-    assert (found.why, found.held_by) == ("its key is held: item 0 backs off", 0)
+    assert (found.why, found.held_by) == ("its key is held: item 7-0 backs off", 0)
     assert found.until == partition.wrapped.now().elapsed + 30 * SECOND
 
 
@@ -69,7 +69,7 @@ def test_a_parked_key(partition: PartitionUnderTest) -> None:
     partition.produce("a1", "a2", key="a")
     partition.bury(partition.lease().lease, reason="no")
     found = partition.wrapped.explain(1)
-    assert (found.why, found.held_by) == ("its key is parked: item 0 was buried; redrive or clear it", 0)
+    assert (found.why, found.held_by) == ("its key is parked: item 7-0 was buried; redrive or clear it", 0)
 
 
 def test_the_first_item_of_a_free_key_and_those_behind_it(partition: PartitionUnderTest) -> None:
@@ -77,7 +77,7 @@ def test_the_first_item_of_a_free_key_and_those_behind_it(partition: PartitionUn
     partition.complete(partition.lease(2).lease)
     assert partition.why(1) == "ready: first of its key, the next lease that reaches it gets it"
     found = partition.wrapped.explain(2)
-    assert (found.why, found.held_by) == ("ready, behind item 1 of the same key", 1)
+    assert (found.why, found.held_by) == ("ready, behind item 7-1 of the same key", 1)
 
 
 def test_buried(partition: PartitionUnderTest) -> None:

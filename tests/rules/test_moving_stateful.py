@@ -334,7 +334,7 @@ class TransferStateMachine(RulesStateMachine):
     @invariant()
     def every_item_is_explained(self) -> None:
         for item in self.model.items:
-            said = explain(self.state, item.offset, self.now, self.peek)
+            said = explain(self.state, 0, item.offset, self.now, self.peek)
             assert said.state is item.state
             assert said.moved_to == self.model.elsewhere.get(item.offset)
             if said.waits_for is not None:

@@ -345,7 +345,7 @@ def test_a_key_stays_parked_until_it_is_released_or_cleared(partition: Partition
     for _ in range(2):
         partition.restart()
         assert partition.lease_texts() == []
-    assert partition.why(1) == "its key is parked: item 0 was buried; redrive or clear it"
+    assert partition.why(1) == "its key is parked: item 7-0 was buried; redrive or clear it"
     if freed_by == "release":
         assert (partition.release("b"), partition.release("a"), partition.release("a")) == (0, 1, 0)
     else:

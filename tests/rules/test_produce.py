@@ -244,14 +244,14 @@ def test_an_item_keeps_its_old_position_over_a_kill_and_a_restart(partition: Par
     assert partition.lease_texts() == ["a"]
     partition.restart()
     assert partition.lease_texts() == []
-    assert partition.why(1) == "its key is held: item 2 is leased by an unnamed consumer"
+    assert partition.why(1) == "its key is held: item 7-2 is leased by an unnamed consumer"
 
 
 def test_a_key_stays_parked_until_all_its_buried_items_are_back_in_their_order(partition: PartitionUnderTest) -> None:
     parked(partition, "a", "b", "c", bury=2)
     arrive(partition, coming_back("b", old=["7-1"], sequence=1))
     assert partition.lease_texts() == []
-    assert partition.why(3) == "its key is parked: item 0 was buried; redrive or clear it"
+    assert partition.why(3) == "its key is parked: item 7-0 was buried; redrive or clear it"
     arrive(partition, coming_back("a", old=["7-0"], sequence=2))
     assert partition.drain() == ["a", "b", "c"]
 
@@ -283,7 +283,7 @@ def test_an_item_at_its_old_position_has_its_ttl(partition: PartitionUnderTest) 
     arrive(partition, coming_back("a", old=["7-0"], ttl=60))
     partition.advance(60)
     assert [partition.state_of(1), partition.state_of(2)] == [ItemState.READY, ItemState.BURIED]
-    assert partition.why(1) == "its key is parked: item 2 was buried; redrive or clear it"
+    assert partition.why(1) == "its key is parked: item 7-2 was buried; redrive or clear it"
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read before"])

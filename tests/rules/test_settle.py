@@ -129,13 +129,27 @@ def test_max_attempts_allows_exactly_so_many_leases(partition: PartitionUnderTes
         granted = partition.lease(timeout=1)
         assert granted_offsets(granted) == [0]
         if way == "retry":
-            partition.retry(granted.lease, reason="no")
+            answer = partition.retry(granted.lease, reason="no")
+            assert answer.buried == ([0] if partition.state_of(0) is ItemState.BURIED else [])
         else:
             partition.advance(1)
     assert partition.lease().lease == 0
     assert partition.state_of(0) is ItemState.BURIED
     assert partition.wrapped.state.burials[0].attempts == 3
     assert partition.wrapped.state.burials[0].reason == ("attempts spent: no" if way == "retry" else "attempts spent: lease expired")
+
+
+def test_a_retry_says_which_items_it_buried_and_says_it_again(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=2)
+    partition.produce("a")
+    partition.retry(partition.lease().lease)
+    partition.produce("b", "c", ttl=5)
+    granted = partition.lease(3, timeout=60)
+    partition.advance(6)
+    for _ in range(2):
+        assert partition.retry(granted.lease, [0, 1], request="r") == Settled(2, buried=[0, 1])
+        partition.kill()
+    assert partition.retry(granted.lease, [2], counted=False) == Settled(1, buried=[2]), "the ttl counts for uncounted ones, too"
 
 
 def test_no_max_attempts_is_endless(partition: PartitionUnderTest) -> None:

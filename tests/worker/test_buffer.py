@@ -6,7 +6,7 @@ import pytest
 
 import penstock
 from penstock import Broker
-from penstock.api.items import items_of
+from penstock.api.items import ItemSource, items_of
 from penstock.operations import LeaseItems, SettleItems
 from penstock.rules.commands import Settled
 from penstock.testing import ManualClock
@@ -31,7 +31,7 @@ def pairs(at: SourceQueue, *counts: int, first: int = 0) -> list[LeasedItem]:
         for one in sorted(handed)
         for lease in [WorkerLease(at, None, one, 0)]
         for part in one.items
-        for item in items_of(one.partition, *part, {})
+        for item in items_of(ItemSource(at.name), one.partition, *part, {})
     ]
 
 

@@ -118,6 +118,45 @@ def test_a_failed_item_is_retried_until_its_attempts_are_spent(
     assert [item.reason for item in queue.items("buried")] == ["attempts spent: ValueError: no such order"]
 
 
+@pytest.mark.parametrize("batch", [0, 2])
+def test_the_last_failure_is_reported_as_a_burial(
+    broker: Broker, log: HandlerEvents, kind: Callable[[Handle], Handle], caplog: pytest.LogCaptureFixture, batch: int
+) -> None:
+    queue = broker.create_queue("orders", max_attempts=2)
+    queue.produce(b"x")
+
+    def handle(given: Any) -> None:
+        raise ValueError("no such order")
+
+    hooks = Hooks(finished=lambda item, seconds, outcome: log.add(outcome))
+    made = Worker(queue, kind(handle), retry=RetryPolicy(base=0.001), hooks=hooks, batch=batch)
+    with running_worker(made):
+        assert log.take(2) == ["retried", "buried"]
+        wait_until(lambda: made.stats().buried)
+    stats = made.stats()
+    assert (stats.failed, stats.retried, stats.buried, stats.in_hand) == (2, 1, 1, 0)
+    assert [record.getMessage() for record in caplog.records if record.name == "penstock.worker"] == [
+        "item 0-0 of queue 'orders' failed at attempt 1 and is retried in 0.0 s: ValueError: no such order",
+        "item 0-0 of queue 'orders' failed at attempt 2, its last, and is buried: ValueError: no such order",
+    ]
+
+
+def test_a_burial_that_the_worker_could_not_expect_is_counted_and_logged(
+    queue: Queue, log: HandlerEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"x")
+
+    def handle(item: Item) -> None:
+        queue.update(max_attempts=1)
+        raise ValueError("no such order")
+
+    made = Worker(queue, handle)
+    with running_worker(made):
+        wait_until(lambda: made.stats().buried)
+    assert (made.stats().retried, made.stats().in_hand) == (0, 0)
+    assert caplog.messages[-1] == "item 0-0 of queue 'orders' is not retried but buried: its ttl is over, or max_attempts was lowered"
+
+
 def test_a_failed_item_waits_as_the_policy_says(queue: Queue, log: HandlerEvents, kind: Callable[[Handle], Handle]) -> None:
     item_id = queue.produce(b"x")
 
@@ -243,7 +282,7 @@ def test_items_go_to_the_handler_of_their_kind(queue: Queue, log: HandlerEvents)
         wait_completed(queue, 5)
 
 
-def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, log: HandlerEvents) -> None:
+def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, log: HandlerEvents, caplog: pytest.LogCaptureFixture) -> None:
     queue = broker.create_queue("orders", max_attempts=1)
     ids = queue.produce_many([NewItem(b"1", kind="invoice"), NewItem(b"2", kind="mail"), b"3"])
     first, second = Worker(queue), Worker(queue)
@@ -252,10 +291,17 @@ def test_an_item_without_a_handler_is_returned_and_not_failed(broker: Broker, lo
     with running_worker(first):
         assert log.next() == ("first", b"1", 1)
         wait_until(lambda: queue.stats().scheduled, lambda count: count == 2)
+        queue.produce_many([b"4", NewItem(b"5", kind="mail")])
+        wait_until(lambda: first.stats().returned, lambda count: count >= 4)
+        assert sorted(caplog.messages) == [
+            f"queue 'orders' has items {which} and this worker has no handler for them; "
+            "they are returned, and wait up to a minute each time"
+            for which in ("of kind 'mail'", "without a kind")
+        ]
         with running_worker(second):
-            assert log.next() == ("second", b"2", 1)
+            assert log.next()[0] == "second"
     assert queue.explain(ids[2]).attempts == 0
-    assert first.stats().returned >= 2
+    assert first.stats().returned >= 4
 
 
 # -- batches -------------------------------------------------------------------------------------------------

@@ -92,6 +92,16 @@ def test_outcomes_of_a_child_are_settled_by_its_parent(
     assert queue.explain(nowhere[0]).reason.startswith("its follow-ups could not be made: QueueNotFound")
 
 
+def test_the_last_failure_in_a_child_is_reported_as_a_burial(queue: Queue, produce: Callable[..., list[str]]) -> None:
+    queue.update(max_attempts=1)
+    produce("fail")
+    outcomes: list[str] = []
+    one = Worker(queue, child_handlers.run_instruction, processes=1, hooks=Hooks(finished=lambda item, _, name: outcomes.append(name)))
+    with running_worker(one):
+        wait_until(lambda: one.stats().buried)
+    assert (outcomes, one.stats().retried) == (["buried"], 0)
+
+
 def test_batches_and_coroutines_run_in_children(broker: Broker, file: Path) -> None:
     queue = broker.create_queue("orders")
     queue.produce_many([{"do": "some fail", "file": str(file)}] * 20)

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock import reports
-from penstock.api.items import Item, NewItem, to_batch
+from penstock.api.items import Item, ItemSource, NewItem, to_batch
 from penstock.loop.requests import StoredPart
 from penstock.operations import TIMEOUT
 from penstock.rules.item_states import ItemState
@@ -257,8 +257,8 @@ class ListedItem(Item):
 
     __slots__ = ("reason", "state")
 
-    def __init__(self, found: reports.ListedItemData) -> None:
-        super().__init__(found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
+    def __init__(self, source: ItemSource, found: reports.ListedItemData) -> None:
+        super().__init__(source, found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
         self.state = found.state
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
         self.reason = found.reason
@@ -267,7 +267,7 @@ class ListedItem(Item):
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)
         fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
-        return ListedItem, (reports.ListedItemData(*fields),)
+        return ListedItem, (self._source, reports.ListedItemData(*fields))
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

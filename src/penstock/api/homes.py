@@ -6,13 +6,18 @@ operation it waits for.
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 from penstock.broker.targets import open_home
 from penstock.operations import A, Home, Operation
 from penstock.words.errors import InvalidRequest, PenstockError
+from penstock.words.threads import InterruptSafeThread
 
 __all__ = ["AsyncHome", "Home", "open_async_home", "open_home"]
+T = TypeVar("T")
 
 
 class AsyncHome:
@@ -43,7 +48,7 @@ class AsyncHome:
         return answer
 
     async def close(self) -> None:
-        await asyncio.to_thread(self.home.close)
+        await _run_in_thread(self.home.close)
 
     def __reduce__(self) -> tuple[type["AsyncHome"], tuple[Home]]:
         return AsyncHome, (self.home,)
@@ -53,9 +58,36 @@ async def open_async_home(target: Any, *, threaded: bool, **options: Any) -> Asy
     """Like `open_home`."""
     if not threaded:
         raise InvalidRequest("threaded is False, but the async API needs the broker's threads; leave it out, or use penstock.open")
-    return AsyncHome(await asyncio.to_thread(open_home, target, **options))
+    return AsyncHome(await _run_in_thread(partial(open_home, target, **options)))
 
 
-def _set_answer(answered: "asyncio.Future[A | PenstockError]", answer: A | PenstockError) -> None:
+async def _run_in_thread(function: Callable[[], T]) -> T:
+    """Call a function in a thread of its own.
+
+    `asyncio.to_thread` is not possible after the end of the main thread, when other threads may still use the broker.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = function()
+        except BaseException as error:
+            resolve = partial(_set_error, ended, error)
+        else:
+            resolve = partial(_set_answer, ended, result)
+        with suppress(RuntimeError):  # the event loop is closed, so no task waits for the result
+            loop.call_soon_threadsafe(resolve)
+
+    InterruptSafeThread(run)
+    return await ended
+
+
+def _set_answer(answered: "asyncio.Future[T]", answer: T) -> None:
     if not answered.done():
         answered.set_result(answer)
+
+
+def _set_error(answered: "asyncio.Future[Any]", error: BaseException) -> None:
+    if not answered.done():
+        answered.set_exception(error)

@@ -7,7 +7,7 @@ uses is not built. An `Item` refers to its batch, and reads or decodes a field w
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from datetime import datetime, timedelta
 from itertools import islice, repeat
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from msgspec.structs import astuple
@@ -226,14 +226,22 @@ def _refuse_queue(queue: str) -> None:
 # -- consuming ---------------------------------------------------------------------------------------
 
 
+class ItemSource(NamedTuple):
+    """What the items of one answer have in common."""
+
+    queue: str
+    max_attempts: int = 0
+
+
 class Item:
     """An item of a queue, as leases, cursors and lists return it. It can be copied and pickled."""
 
-    __slots__ = ("_batch", "_index", "_produced_at", "_value", "attempts", "offset", "partition")
+    __slots__ = ("_batch", "_index", "_produced_at", "_source", "_value", "attempts", "offset", "partition")
 
     _value: Any
 
-    def __init__(self, partition: int, offset: int, batch: Batch, index: int, produced_at: int, attempts: int) -> None:
+    def __init__(self, source: ItemSource, partition: int, offset: int, batch: Batch, index: int, produced_at: int, attempts: int) -> None:
+        self._source = source
         self.partition = partition
         self.offset = offset
         self.attempts = attempts
@@ -246,6 +254,16 @@ class Item:
     def id(self) -> str:
         """The partition and the offset of the item, as in "3-17". It is unique in the queue."""
         return format_id(self.partition, self.offset)
+
+    @property
+    def queue(self) -> str:
+        """The name of the item's queue."""
+        return self._source.queue
+
+    @property
+    def max_attempts(self) -> int:
+        """Of a leased item: how many attempts its queue allowed when it was leased; 0 is no limit."""
+        return self._source.max_attempts
 
     @property
     def payload(self) -> bytes:
@@ -328,7 +346,7 @@ class Item:
 
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)  # a copy holds one row, not the whole batch
-        return Item, (self.partition, self.offset, alone, 0, self._produced_at, self.attempts)
+        return Item, (self._source, self.partition, self.offset, alone, 0, self._produced_at, self.attempts)
 
     def __repr__(self) -> str:
         parts = [f"Item({self.id!r}", _shown(self.payload)]
@@ -342,14 +360,16 @@ def stored_headers(item: Item) -> bytes | None:
 
 
 def items_of(
-    partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
+    source: ItemSource, partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
 ) -> list[Item]:
     """The items of a batch whose first offset is `start`. Offsets that `attempts` lacks have `usual_attempts`."""
     count = len(batch.payloads)
     if not attempts:
-        return [Item(partition, start + index, batch, index, produced_at, usual_attempts) for index in range(count)]
+        return [Item(source, partition, start + index, batch, index, produced_at, usual_attempts) for index in range(count)]
     known = attempts.get
-    return [Item(partition, start + index, batch, index, produced_at, known(start + index, usual_attempts)) for index in range(count)]
+    return [
+        Item(source, partition, start + index, batch, index, produced_at, known(start + index, usual_attempts)) for index in range(count)
+    ]
 
 
 def _shown(payload: object) -> str:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import check_text, copy_error
-from penstock.api.items import Item, items_of
+from penstock.api.items import Item, ItemSource, items_of
 from penstock.api.traces import active_tracer
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, SettleAction, SettleAnswer, SettlePart
@@ -40,13 +40,12 @@ class PartitionLease:
 
     __slots__ = (
         *("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease"),
-        *("partition", "queue", "timeout"),
+        *("partition", "source", "timeout"),
     )
 
     def __init__(self, incarnation: int, result: LeaseResult, wall: int, queue: str) -> None:
         self.incarnation = incarnation
-        self.queue = queue
-        """The name of the queue."""
+        self.source = ItemSource(queue, result.granted.max_attempts)
         self.partition = result.partition
         self.lease = result.granted.lease
         self.attempts = result.granted.attempts
@@ -59,6 +58,11 @@ class PartitionLease:
         self._rest_state = OPEN
         """The state of all other items."""
         self._fork = forks.count
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue."""
+        return self.source.queue
 
     def check_process(self, offsets: Callable[[], list[int]]) -> None:
         """LeaseLost in a forked child: the process that took the lease holds it, and may be at work on the items."""
@@ -174,11 +178,10 @@ class LeaseBase(HandledInBlock):
     def item(self) -> Item:
         """The item to work on."""
         if self._item is None:
-            partition_lease, index = self._partition_lease, self._index
+            held, index = self._partition_lease, self._index
             start, batch, produced_at = self._items
-            self._item = Item(
-                partition_lease.partition, start + index, batch, index, produced_at, partition_lease.attempts.get(start + index, 1)
-            )
+            attempts = held.attempts.get(start + index, 1)
+            self._item = Item(held.source, held.partition, start + index, batch, index, produced_at, attempts)
         return self._item
 
     @property
@@ -263,7 +266,7 @@ class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
                 item
                 for lease in self._partition_leases
                 for start, batch, produced_at in lease.blocks
-                for item in items_of(lease.partition, start, batch, produced_at, lease.attempts)
+                for item in items_of(lease.source, lease.partition, start, batch, produced_at, lease.attempts)
             ]
         return self._items
 
@@ -405,6 +408,8 @@ class LeaseSelection:
                 early += [format_id(part.partition, offset) for offset in answer.early]
                 self._mark_lost(lease, part, answer.refused)
                 self._mark_settled(lease, part, {*answer.refused, *answer.early})
+                if lease is not None and answer.buried:
+                    lease.remember_outcome(answer.buried, DONE["bury"])
             elif answer.code == LeaseLost.code:
                 self._mark_lost(lease, part, part.offsets)
             else:

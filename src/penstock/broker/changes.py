@@ -218,6 +218,53 @@ CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
 }
 """Kind of operation → its handler."""
 
+# -- lines in the program's log --------------------------------------------------------------------------
+
+
+def log_line(operation: Operation[Any], name_of: Callable[[int], str | None]) -> Callable[[Any], str] | None:
+    """Gives, from the answer of an operation, the line about it in the program's log; None: it is worth none."""
+    describe = _LOG_LINES.get(type(operation))
+    return None if describe is None else partial(describe, operation, name_of)
+
+
+def _pause_line(operation: PauseQueue, name_of: Callable[[int], str | None], answer: None) -> str:
+    parts = [
+        f"{what} queue {name_of(operation.queue)!r} is {'paused' if paused else 'resumed'}"
+        for what, paused in (("leasing from", operation.lease), ("producing to", operation.produce))
+        if paused is not None
+    ]
+    return (" and ".join(parts) or f"nothing is changed in queue {name_of(operation.queue)!r}") + _in_partition(operation.partition)
+
+
+def _clear_line(operation: ClearItems, name_of: Callable[[int], str | None], answer: int) -> str:
+    states = ", ".join(operation.states)
+    return f"{answer} items of queue {name_of(operation.queue)!r} ({states}) were cleared{_in_partition(operation.partition)}"
+
+
+def _seek_line(operation: SeekItems, name_of: Callable[[int], str | None], answer: int) -> str:
+    return f"{answer} completed items of queue {name_of(operation.queue)!r} are ready again after a seek"
+
+
+def _redrive_line(operation: RedriveItems, name_of: Callable[[int], str | None], answer: int) -> str:
+    return f"{answer} items were redriven from queue {name_of(operation.queue)!r} to queue {name_of(operation.to)!r}"
+
+
+def _release_line(operation: ReleaseKey, name_of: Callable[[int], str | None], answer: int) -> str:
+    return f"a parked key of queue {name_of(operation.queue)!r} was released"
+
+
+def _in_partition(partition: int | None) -> str:
+    return "" if partition is None else f", in partition {partition}"
+
+
+_LOG_LINES: dict[type[Operation[Any]], Callable[..., str]] = {
+    PauseQueue: _pause_line,
+    ClearItems: _clear_line,
+    SeekItems: _seek_line,
+    RedriveItems: _redrive_line,
+    ReleaseKey: _release_line,
+}
+
 # -- requests of the broker itself -----------------------------------------------------------------------
 
 

@@ -74,6 +74,7 @@ from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed, caused_by_bug
 from penstock.words.limits import MAX_PARTITIONS, check_range
+from penstock.words.logs import log_fields
 from penstock.words.threads import InterruptSafePool
 
 BROKER_THREADS = 8
@@ -107,7 +108,7 @@ class EmbeddedBroker:
         self._loops: dict[int, Loop] = {}
         self._runners = Runners(self.clock)
         self._broker_pool, self._quick_pool = InterruptSafePool(BROKER_THREADS), InterruptSafePool(1)
-        self._router = TransferRouter(self._loops, self.entry)
+        self._router = TransferRouter(self._loops, self.entry, lambda: self.catalog.state)
         self._closed = self._forked = False
         self.opened_at = self.clock.read().wall
         self.list_clients: Callable[[], list[ClientDescription]] = list
@@ -132,6 +133,7 @@ class EmbeddedBroker:
             self._release()
             raise
         _brokers.add(self)
+        _log.info("%s is open, with %d queues; this process (%d) owns it", store.name, len(self._loops), os.getpid())
 
     @classmethod
     def open(
@@ -227,7 +229,8 @@ class EmbeddedBroker:
         if kind in changes.CHANGE_HANDLERS:
             if isinstance(operation, RedriveItems) and (operation.call is None or not operation.call.again):
                 self.loop(operation.to)  # QueueNotFound when it was deleted
-            return FunctionRequest(lambda engine: changes.CHANGE_HANDLERS[kind](engine, operation), call=operation.call)
+            line = changes.log_line(operation, self._name_of)
+            return FunctionRequest(lambda engine: changes.CHANGE_HANDLERS[kind](engine, operation), call=operation.call, log_line=line)
         if kind in queries.QUERY_HANDLERS and not (isinstance(operation, ExplainItem) and operation.follow):
             return FunctionRequest(lambda engine: queries.QUERY_HANDLERS[kind](engine, operation), needs_all_open=kind is not ReadStats)
         if kind not in _BROKER_HANDLERS:
@@ -279,6 +282,7 @@ class EmbeddedBroker:
             if entry.incarnation not in self._loops:
                 self._being_created = entry.incarnation
                 self._open_created(entry)
+                _log.info("queue %r was created, with %d partitions", name, partitions, extra=log_fields(queue=name))
         return describe_queue(entry)
 
     def _open_created(self, entry: QueueEntry) -> None:
@@ -317,6 +321,7 @@ class EmbeddedBroker:
         with self.changing_catalog():
             entry = self.catalog.update(operation.queue, operation.changes, operation.call)
         loop.call(FunctionRequest(self._configure, recorded_elsewhere=True))
+        _log.info("options of queue %r were changed: %s", entry.name, operation.changes, extra=log_fields(queue=entry.name))
         return describe_queue(entry)
 
     def _delete(self, operation: DeleteQueue) -> None:
@@ -339,6 +344,7 @@ class EmbeddedBroker:
         with suppress(PenstockError):  # the queue is deleted already
             loop.close(QueueNotFound(f"queue {name!r} was deleted"))
         self._remove(incarnation)
+        _log.info("queue %r was deleted", name, extra=log_fields(queue=name))
 
     def _resize(self, operation: ResizeQueue) -> QueueDescription:
         check_range("partitions", operation.partitions, 1, MAX_PARTITIONS)
@@ -356,7 +362,10 @@ class EmbeddedBroker:
         if done is not None:
             return describe_queue(done)
         request = ResizeRequest(lambda engine: self._record_layout(engine, choose, operation.call), recorded_elsewhere=True)
-        return describe_queue(self.run_request(operation.queue, request))
+        before, entry = len(self.entry(operation.queue).active), self.run_request(operation.queue, request)
+        text, about = "queue %r has %d partitions now (before: %d)", log_fields(queue=entry.name)
+        _log.info(text, entry.name, len(entry.active), before, extra=about)
+        return describe_queue(entry)
 
     def _record_layout(
         self, engine: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout], call: Call | None
@@ -406,7 +415,7 @@ class EmbeddedBroker:
             lambda: self._entropy(1)[0] / 255,
             lambda number: self._summary(entry.incarnation, number),
         )
-        engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of))
+        engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of, self._router.is_dead_queue))
         engine.apply_recorded_shape = lambda: self._apply_recorded_layout(engine)
         loop = Loop(engine, self.store.disk, self._runners, threaded=self._threaded)
         partition_layout.apply_layout(engine, entry)
@@ -430,14 +439,8 @@ class EmbeddedBroker:
             self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
-            return Partition(
-                log,
-                self.clock,
-                options.policy,
-                segment_bytes=self._segment_bytes,
-                min_free_bytes=self.min_free_bytes,
-                on_replayed=replayed,
-            )
+            sizes = {"segment_bytes": self._segment_bytes, "min_free_bytes": self.min_free_bytes}
+            return Partition(log, self.clock, options.policy, **sizes, on_replayed=replayed, queue=self.catalog.get(incarnation).name)
         except BaseException:
             log.close()
             raise
@@ -505,11 +508,13 @@ class EmbeddedBroker:
             return
         for loop in list(self._loops.values()):
             loop.check_not_in_call()
-        with self._closing:
-            if self._closed:
-                return
-            self.inbox.stop()
-            self._closed = True
+        with self._closing:  # another thread that closes it meanwhile waits here: then it is closed
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
+        self.inbox.stop()
+        self._closed = True
         with self._creation_lock:  # wait for a queue that is being opened, so that it is closed too
             pass
         errors: list[PenstockError] = []
@@ -519,6 +524,7 @@ class EmbeddedBroker:
             except PenstockError as error:
                 errors.append(error)
         self._release()
+        _log.info("%s is closed", self.store.name)
         if errors:
             raise errors[0]
 

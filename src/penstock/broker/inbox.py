@@ -31,6 +31,7 @@ from penstock.rules.routing import digest
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
+from penstock.words.logs import log_fields
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -182,18 +183,29 @@ class InboxProcessor:
             return False
         except PenstockError as error:
             if not error.retryable:
-                self._refuse(entry, "%s is left in the inbox: %s", entry.label, error)
+                self._refuse(entry, "the write %s to queue %r is left in the inbox: %s", error)
             elif entry.label not in self._retry_at:
-                _log.warning("%s cannot be taken from the inbox for now: %s", entry.label, error)
+                name = self._name_of(entry)
+                text = "the write %s to queue %r cannot be taken from the inbox for now: %s"
+                _log.warning(text, entry.label, name, error, extra=log_fields(queue=name))
             self._retry_at[entry.label] = now + RETRY_AFTER
         except Exception as error:  # a bug of Penstock: the other entries, and the opening of the broker, go on
-            self._refuse(entry, "%s is left in the inbox because of a bug (%r); please report it", entry.label, error, exc_info=error)
+            text = "the write %s to queue %r is left in the inbox because of a bug (%r); please report it"
+            self._refuse(entry, text, error, exc_info=error)
         return False
 
-    def _refuse(self, entry: InboxEntry, text: str, *args: object, exc_info: Exception | None = None) -> None:
+    def _refuse(self, entry: InboxEntry, text: str, error: Exception, exc_info: Exception | None = None) -> None:
         self._refused.add(entry.label)
         self.refused_writes[entry.incarnation] += 1
-        _log.error(text, *args, exc_info=exc_info)
+        name = self._name_of(entry)
+        _log.error(text, entry.label, name, error, exc_info=exc_info, extra=log_fields(queue=name))
+
+    def _name_of(self, entry: InboxEntry) -> str:
+        """The name of the queue that a write is for; its incarnation when it was deleted."""
+        try:
+            return self._broker.entry(entry.incarnation).name
+        except PenstockError:
+            return f"{entry.incarnation:016x}"
 
     # -- adoption ------------------------------------------------------------------------------------
 
@@ -272,6 +284,8 @@ class InboxProcessor:
                 write.incarnation, write.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
             )
         self.adopted_writes[write.incarnation] += 1
+        items = sum(part.items for part in manifest.parts)
+        _log.info("a published write of %d items was adopted by queue %r", items, queue.name, extra=log_fields(queue=queue.name))
 
     def _between_chunks(self) -> None:
         """Between two chunks: stop if the broker closes, and end the consumer rights that are over."""

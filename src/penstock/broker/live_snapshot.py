@@ -48,6 +48,7 @@ class LiveSnapshot:
         """In a forked child: leave the parent's files, threads and lock alone. Another thread may hold the lock."""
         self._snapshot: Snapshot | None = None
         self._reading = threading.RLock()
+        self._closing = threading.RLock()
         self._pool = InterruptSafePool(THREADS)
 
     def _open(self) -> Snapshot:
@@ -120,12 +121,13 @@ class LiveSnapshot:
             return self._open().staging()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._pool.close()
-            with self._reading:
-                if self._snapshot is not None:
-                    self._snapshot.close()
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._pool.close()
+                with self._reading:
+                    if self._snapshot is not None:
+                        self._snapshot.close()
 
     def __reduce__(self) -> tuple[type["LiveSnapshot"], tuple[Target]]:
         target, files, clock = self._opened_with

@@ -7,6 +7,8 @@ Counts are exact at any depth, and no item is read that the query does not ask f
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from heapq import nlargest
+from itertools import islice
 from typing import Any
 
 from penstock.loop.item_cache import Items
@@ -57,6 +59,10 @@ from penstock.words.limits import MAX_BATCH_BYTES
 
 WALL = 1_000_000_000_000_000
 """Tells elapsed time from wall time: elapsed times stay below it (31 years), dates are above it (2001)."""
+HOT_KEY_ITEMS = 1_000
+"""A key for which at least so many items wait is worth a warning."""
+MAX_KEYS_READ = 100_000
+"""How many keys of a partition are looked at for that warning."""
 
 # -- counts ------------------------------------------------------------------------------------------
 
@@ -90,7 +96,7 @@ def stats(queue: QueueView, query: ReadStats) -> QueueStats:
         consumers=consumers,
         resizing=[FenceProgress(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
         transfers=sum(len(line) for handle in queue.usable() for line in handle.state.outbox.values()),
-        warnings=list(_warnings(partitions, waiting_consumers or bool(holder), consumers)),
+        warnings=[*_warnings(queue.is_dead_queue, partitions, waiting_consumers or bool(holder), consumers), *_hot_key_warning(queue)],
         holder=holder,
         **totals,
     )
@@ -166,11 +172,30 @@ def _leased_by_consumer(queue: QueueView) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _warnings(partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
+def _hot_key_warning(queue: QueueView) -> list[str]:
+    """A warning about the key with the most waiting items, if it has many. The key itself is data, and is not told."""
+    most, first = 0, ""
+    for handle in queue.handles.values():
+        partition = handle.readable_partition
+        if partition is None or partition.state.passed_over.total < HOT_KEY_ITEMS:
+            continue
+        for line in islice([*partition.state.keys.by_key.values()], MAX_KEYS_READ):
+            if isinstance(line, KeyLine) and line.waiting.items > most:
+                most, first = line.waiting.items, format_id(handle.number, line.waiting.first.start)
+    if most < HOT_KEY_ITEMS:
+        return []
+    return [f"{most} items of one key wait for each other (the first is {first}): they are handled one at a time; see the held keys"]
+
+
+def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
     ready = sum(one.ready for one in partitions)
-    if ready and not waiting and not consumers:
+    if ready and is_dead_queue:
+        yield f"{ready} dead letters wait here; list them, then redrive or clear them"
+    elif ready and not waiting and not consumers:
         yield f"{ready} items are ready and no consumer is there; start one"
-    dropping = [one for one in partitions if one.buried_to_drop]
+    buried, dropping = sum(one.buried for one in partitions), [one for one in partitions if one.buried_to_drop]
+    if buried and not dropping:
+        yield f"{buried} items are buried here; list them, then redrive or clear them"
     if dropping:
         items, wait = sum(one.buried_to_drop for one in dropping), min(one.buried_drop_seconds for one in dropping)
         when = f"in {wait / 60:.0f} minutes" if wait >= 60 else "within a minute"
@@ -265,25 +290,27 @@ def _leases_of(state: State, offsets: Collection[int]) -> dict[int, LiveLease]:
 
 
 def held_keys(queue: QueueView, query: ListHeldKeys) -> list[HeldKey]:
-    """The keys that are not free, with the item that holds each or waits first."""
+    """The keys that are not free, with the item that holds each or waits first. Those with most waiting items first."""
     found: list[HeldKey] = []
-    for handle in queue.usable():
+    for handle, key, line in _lines_by_waiting(queue, query.limit):
+        if handle.state.keys.by_key.get(key) is not line:  # freed by damage that was found just now
+            continue
         queue.touch(handle)
-        for key, line in list(handle.state.keys.by_key.items()):
-            if len(found) >= query.limit:
-                return found
-            if handle.state.keys.by_key.get(key) is not line:  # freed by damage that was found just now
-                continue
-            held = _held_key(handle, key, line if isinstance(line, KeyLine) else KeyLine(line))
-            if held is not None:
-                found.append(held)
+        held = _held_key(handle, key, line if isinstance(line, KeyLine) else KeyLine(line))
+        if held is not None:
+            found.append(held)
     return found
+
+
+def _lines_by_waiting(queue: QueueView, limit: int) -> list[tuple[PartitionView, int, int | KeyLine]]:
+    lines = ((handle, key, line) for handle in queue.usable() for key, line in handle.state.keys.by_key.items())
+    return nlargest(limit, lines, key=lambda found: found[2].waiting.items if isinstance(found[2], KeyLine) else 0)
 
 
 def _held_key(handle: PartitionView, key: int, line: KeyLine) -> HeldKey | None:
     """One held key; None when its item cannot be read any more."""
     state = handle.state
-    waiting = sum(run.stop - run.start for run in line.waiting)
+    waiting = line.waiting.items
     if line.lease:
         lease = state.leases.live[line.lease]
         why, offset = "leased", next(other for other, (_, its) in lease.open_items.items() if its == key)

@@ -305,7 +305,7 @@ class SharedBroker:
             connection = self._own_or_connect(deadline, by_itself=True)
         if connection is not None:
             return connection
-        _log.warning("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
+        _log.info("this process (%d) now owns %s: the former owner has ended", os.getpid(), self.directory)
         return self._connect(deadline)
 
     def _opening_is_dangerous(self, unfinished: Sequence[int]) -> bool:
@@ -385,6 +385,9 @@ class SharedHome:
         self._counted = counted
         self.clock = broker.clock
         self._closed = False
+        self.closing = threading.RLock()
+        """Held by the thread that closes it: another one that closes it meanwhile waits until it is closed."""
+        _homes.add(self)
 
     def call(self, operation: Operation[A], /) -> A:
         if self._closed:
@@ -421,13 +424,14 @@ class SharedHome:
         return self.broker.wait_until_owner(seconds)
 
     def close(self) -> None:
-        with _registry.changing:
-            if self._closed:
-                return
-            self._closed = True
-            last = self._counted and _registry.leave(self.broker)
-        if last:
-            self.broker.close()
+        with self.closing:
+            with _registry.changing:
+                if self._closed:
+                    return
+                self._closed = True
+                last = self._counted and _registry.leave(self.broker)
+            if last:
+                self.broker.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled, a home is its directory and options; see `_unpickle`."""
@@ -485,6 +489,7 @@ class _SharedDirectories:
 
 _registry = _SharedDirectories()
 _shared: "weakref.WeakSet[SharedBroker]" = weakref.WeakSet()
+_homes: "weakref.WeakSet[SharedHome]" = weakref.WeakSet()
 
 
 def open_shared(target: Target, *, own: bool = True, wait: int = 10 * SECOND, now: bool = True, **options: Any) -> SharedHome:
@@ -522,6 +527,8 @@ def _unpickle(target: Target, options: dict[str, Any]) -> SharedHome:
 
 def _after_fork() -> None:
     _registry.changing = threading.RLock()
+    for home in list(_homes):
+        home.closing = threading.RLock()
     for broker in list(_shared):
         with suppress(BaseException):  # no caller could handle it, and the other brokers must still be abandoned
             broker.abandon_after_fork()

@@ -40,7 +40,7 @@ from penstock.operations import (
     submit_at_once,
 )
 from penstock.reports import ItemEvent, OwnerDescription, QueueDescription, describe_queue
-from penstock.rules.catalog import CatalogState, QueueEntry, entry_by_incarnation, entry_by_name
+from penstock.rules.catalog import CatalogState, QueueEntry, dead_queue_users, entry_by_incarnation, entry_by_name
 from penstock.rules.events import Event
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
@@ -101,8 +101,9 @@ class SnapshotPartition:
 class SnapshotQueue:
     """A queue that is only read."""
 
-    def __init__(self, entry: QueueEntry, open_reader: Callable[[int], PartitionReader]) -> None:
+    def __init__(self, entry: QueueEntry, open_reader: Callable[[int], PartitionReader], is_dead_queue: Callable[[str], bool]) -> None:
         self.name = entry.name
+        self._is_dead_queue = is_dead_queue
         self.incarnation = entry.incarnation
         self.active: Sequence[int] = ()
         self.handles: dict[int, SnapshotPartition] = {}
@@ -115,6 +116,10 @@ class SnapshotQueue:
         for number in sorted([*entry.active, *entry.retired]):
             if number not in self.handles:
                 self.handles[number] = SnapshotPartition(number, self._open_reader)
+
+    @property
+    def is_dead_queue(self) -> bool:
+        return self._is_dead_queue(self.name)
 
     def usable(self) -> Iterator[SnapshotPartition]:
         return (partition for partition in self.handles.values() if partition.is_usable)
@@ -246,7 +251,9 @@ class Snapshot:
         entry = self.entry(incarnation)
         if incarnation not in self._queues:
             self._queues[incarnation] = SnapshotQueue(
-                entry, lambda number: PartitionReader(self._store.reader(incarnation, number), self.clock)
+                entry,
+                lambda number: PartitionReader(self._store.reader(incarnation, number), self.clock),
+                lambda name: bool(dead_queue_users(self._catalog, name)),
             )
         return self._queues[incarnation]
 

@@ -7,7 +7,7 @@ grant has committed all grants before it: these are completed first.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -67,7 +67,8 @@ class StreamCoordinator:
         self._inbox = inbox
         self._broker = broker
         self._runs: dict[tuple[int, str], list[str]] = {}
-        """(queue, stream) → its known runs, the newest last: an old process may end after its successor has begun."""
+        """(queue, stream) → its known runs, the newest last: an old process may end after its successor has begun.
+        Those of a stream that has the right are in the catalog, too, for the next owner."""
         self._lock = threading.RLock()
         """Held during each operation: grants are read, changed and saved."""
         self._right_ends_at: dict[int, int] = {}
@@ -78,21 +79,20 @@ class StreamCoordinator:
     def restore_consumer_rights(self) -> None:
         """At opening: every holder in the catalog has the whole timeout to renew its right."""
         now = self._now()
-        self._right_ends_at = {
-            entry.incarnation: now + entry.consumer_right_timeout for entry in self._broker.catalog.entries if entry.consumer_right_holder
-        }
+        held = [entry for entry in self._broker.catalog.entries if entry.consumer_right_holder]
+        self._right_ends_at = {entry.incarnation: now + entry.consumer_right_timeout for entry in held}
+        streams = [(entry, entry.consumer_right_holder.removeprefix(HOLDER_PREFIX)) for entry in held]
+        self._runs = {(entry.incarnation, stream): [*entry.consumer_right_runs] for entry, stream in streams}
 
     @_locked
-    def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
+    def set_consumer_right(self, incarnation: int, holder: str, timeout: int, runs: Sequence[str] = ()) -> None:
         """Give the consumer right of a queue to a holder, until the timeout passes without renewal; with holder "" end
         it.
 
         QueueHeld while another holder has it.
         """
-        self._broker.run_request(
-            incarnation,
-            FunctionRequest(lambda engine: self._set_right(engine, holder, timeout), recorded_elsewhere=True, needs_all_open=False),
-        )
+        change = partial(self._set_right, holder=holder, timeout=timeout, runs=runs)
+        self._broker.run_request(incarnation, FunctionRequest(change, recorded_elsewhere=True, needs_all_open=False))
         self._right_ends_at.pop(incarnation, None)
         if holder:
             self._right_ends_at[incarnation] = self._now() + timeout
@@ -107,11 +107,11 @@ class StreamCoordinator:
                     self.set_consumer_right(incarnation, "", 0)
                 self._right_ends_at.pop(incarnation, None)
 
-    def _set_right(self, engine: QueueEngine, holder: str, timeout: int) -> None:
+    def _set_right(self, engine: QueueEngine, holder: str, timeout: int, runs: Sequence[str]) -> None:
         if holder:
             engine.lease_step.check_consumer_right(holder)
         with self._broker.changing_catalog():
-            self._broker.catalog.set_consumer_right(engine.incarnation, holder, timeout)
+            self._broker.catalog.set_consumer_right(engine.incarnation, holder, timeout, runs)
         engine.lease_step.set_consumer_right(holder, timeout)
 
     # -- operations ----------------------------------------------------------------------------------
@@ -120,10 +120,9 @@ class StreamCoordinator:
     def take(self, operation: TakeGrant) -> GrantAnswer:
         """Complete the committed grants (up to `done`), and give a new one of up to `want` items (0: none)."""
         incarnation, stream, done, timeout = operation.queue, operation.stream, operation.done, operation.timeout
-        self._remember_run(incarnation, stream, operation.run)
         check_range("want", operation.want, 0, MAX_GRANT)
         check_range("per_key", operation.per_key, 1, MAX_BATCH_ITEMS)
-        self.set_consumer_right(incarnation, HOLDER_PREFIX + stream, check_lease_timeout(timeout, "timeout"))
+        self._give_right(operation)
         grant: StreamGrant | None = None
         newest = done + 1
         for number in self._numbers(incarnation, stream):
@@ -148,8 +147,7 @@ class StreamCoordinator:
         With `reset_after`, forget the failures reported for grants after that number: their items are handled again.
         """
         incarnation, stream, timeout = operation.queue, operation.stream, operation.timeout
-        self._remember_run(incarnation, stream, operation.run)
-        self.set_consumer_right(incarnation, HOLDER_PREFIX + stream, check_lease_timeout(timeout, "timeout"))
+        self._give_right(operation)
         leases = [lease for _, grant in self._grants(incarnation, stream) for lease in grant.leases]
         self._settle(
             incarnation, SettleRequest("extend", [SettlePart(partition, lease) for partition, lease, _ in leases], timeout=timeout)
@@ -167,8 +165,9 @@ class StreamCoordinator:
         Items that it has not committed become ready when their leases end.
         """
         incarnation, stream, run = operation.queue, operation.stream, operation.run
-        newest = self._runs.get((incarnation, stream), [run])[-1]
-        if self._broker.entry(incarnation).consumer_right_holder == HOLDER_PREFIX + stream and run == newest:
+        known = self._runs.get((incarnation, stream))
+        newest = not known or run == known[-1]  # none is known of a right that an earlier version recorded
+        if newest and self._broker.entry(incarnation).consumer_right_holder == HOLDER_PREFIX + stream:
             self.set_consumer_right(incarnation, "", 0)
             self._runs.pop((incarnation, stream), None)
 
@@ -288,12 +287,14 @@ class StreamCoordinator:
                 incarnation, FunctionRequest(partial(changes.complete_ended_leases, items=lapsed, consumer=HOLDER_PREFIX + stream))
             )
 
-    def _remember_run(self, incarnation: int, stream: str, run: str) -> None:
-        """Note a run of a stream; a run that is not known yet is the newest."""
-        known = self._runs.setdefault((incarnation, stream), [])
-        if run not in known:
-            known.append(run)
+    def _give_right(self, operation: TakeGrant | RenewStream) -> None:
+        """Give a stream the consumer right, or renew it. A run that is not known yet is its newest."""
+        timeout = check_lease_timeout(operation.timeout, "timeout")
+        known = self._runs.setdefault((operation.queue, operation.stream), [])
+        if operation.run not in known:
+            known.append(operation.run)
             del known[:-MAX_RUNS]
+        self.set_consumer_right(operation.queue, HOLDER_PREFIX + operation.stream, timeout, known)
 
     def _settle(self, incarnation: int, request: SettleRequest) -> list[Settled | None]:
         """The answer for each part, None where the lease has ended; any other refusal is raised."""

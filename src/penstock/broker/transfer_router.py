@@ -12,7 +12,7 @@ from functools import partial
 from penstock.loop.loop import Loop
 from penstock.loop.requests import FunctionRequest, Request
 from penstock.loop.turn import QueueEngine
-from penstock.rules.catalog import QueueEntry
+from penstock.rules.catalog import CatalogState, QueueEntry, dead_queue_users
 from penstock.rules.slots import SlotMap
 from penstock.words.clock import Clock
 from penstock.words.errors import PenstockError, QueueBusy, QueueNotFound
@@ -24,9 +24,10 @@ RETRY_SECONDS = 0.01
 class TransferRouter:
     """Finds the queue of an incarnation for the queues that send items to it."""
 
-    def __init__(self, loops: Mapping[int, Loop], entry: Callable[[int], QueueEntry]) -> None:
+    def __init__(self, loops: Mapping[int, Loop], entry: Callable[[int], QueueEntry], catalog: Callable[[], CatalogState]) -> None:
         self._loops = loops
         self._entry = entry
+        self._catalog = catalog
         self._being_deleted: set[int] = set()
         self._lock = threading.Lock()
 
@@ -36,6 +37,10 @@ class TransferRouter:
         if loop is None:
             raise QueueNotFound(f"there is no queue {incarnation:016x}; it was deleted")
         loop.post(request)
+
+    def is_dead_queue(self, name: str) -> bool:
+        """Whether the queue of this name is the dead queue of another."""
+        return bool(dead_queue_users(self._catalog(), name))
 
     def slot_map_of(self, incarnation: int) -> tuple[SlotMap, Sequence[int]]:
         """The slot map of a queue and its active partitions; QueueNotFound when it is deleted or being deleted."""

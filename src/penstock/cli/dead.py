@@ -4,9 +4,10 @@ Owns: the commands of that group. The dead letters of a queue are the items buri
 dead queue that came from it. The dead letters of a dead queue are all its waiting items.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -21,6 +22,8 @@ from penstock.cli.queues import all_queues
 from penstock.words import values
 
 PAGE = 1_000
+MAX_COUNTED = 100_000
+"""How many items of a dead queue are read to count from which queues they came."""
 WAITING = ("ready", "scheduled", "leased")
 
 group = typer.Typer(no_args_is_help=True, help="List and redrive dead letters.")
@@ -44,25 +47,47 @@ def list_dead(
 
 
 def _list_counts(session: CommandContext, broker: Broker) -> None:
+    """How many dead letters `dead list QUEUE` would list for each queue."""
     queues = all_queues(broker)
-    in_use = {info.dead_queue for info in queues}
+    origins = {name: _count_origins(broker, name) for name in sorted({info.dead_queue for info in queues if info.dead_queue})}
     documents, rows = [], []
     for info in queues:
         found = broker.queue(info.name).stats()
-        waiting = found.ready + found.scheduled + found.leased if info.name in in_use else 0
-        documents.append({"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting})
+        counted_all = True
+        if info.dead_queue is not None:
+            waiting, counted_all = origins[info.dead_queue].by_queue[info.name], origins[info.dead_queue].complete
+        else:
+            waiting = found.ready + found.scheduled + found.leased if info.name in origins else 0
+        documents.append(
+            {"queue": info.name, "dead_queue": info.dead_queue, "buried": found.buried, "waiting": waiting, "counted_all": counted_all}
+        )
         rows.append(
             (
                 info.name,
                 info.dead_queue or text_output.NO_VALUE,
                 text_output.format_number(found.buried),
-                text_output.format_number(waiting),
+                f"{'' if counted_all else 'at least '}{text_output.format_number(waiting)}",
             )
         )
-    table = text_output.TextTable(
-        ("queue", "dead queue", "buried here", "dead letters waiting"), rows, right=("buried here", "dead letters waiting")
-    )
+    table = text_output.TextTable(("queue", "dead queue", "buried here", "in a dead queue"), rows, right=("buried here", "in a dead queue"))
     session.print_answer(documents, table if rows else "there are no queues")
+
+
+class OriginCounts(NamedTuple):
+    """From which queues the waiting items of a dead queue came."""
+
+    by_queue: Counter[str]
+    complete: bool
+    """Whether all items were counted."""
+
+
+def _count_origins(broker: Broker, dead_queue: str) -> OriginCounts:
+    found: Counter[str] = Counter()
+    items = _items(broker, dead_queue, WAITING)
+    for item in islice(items, MAX_COUNTED):
+        if item.origin is not None:
+            found[item.origin.queue] += 1
+    return OriginCounts(found, next(items, None) is None)
 
 
 def _list_dead_letters(session: CommandContext, broker: Broker, name: str, limit: int) -> None:

@@ -56,7 +56,9 @@ def lease(
     seconds = option_values.parse_duration(wait, "--wait")
     held = None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout")
     with session.broker() as broker:
-        found = broker.queue(queue).lease(count, wait=seconds, lease_timeout=held, per_key=per_key, consumer=consumer or _user_at_host())
+        asked = broker.queue(queue)
+        found = asked.lease(count, wait=seconds, lease_timeout=held, per_key=per_key, consumer=consumer or _user_at_host())
+        why_none = "" if found else _why_none(asked)
     rows = [
         (
             one.id,
@@ -71,9 +73,22 @@ def lease(
         ("id", "key", "attempts", "payload", "token"), rows, right=("attempts",), uncut=("id", "token"), optional=("attempts", "key")
     )
     text = "\n".join(one.token for one in found) if tokens else table
-    session.print_answer([text_output.lease_document(one) for one in found], *([text] if rows else [] if tokens else ["nothing is ready"]))
+    session.print_answer([text_output.lease_document(one) for one in found], *([text] if rows else [] if tokens else [why_none]))
     if not rows:
         raise typer.Exit(NEGATIVE)
+
+
+def _why_none(queue: Queue) -> str:
+    """Why no item could be leased."""
+    found = queue.stats()
+    if all(one.paused_lease for one in found.partitions):
+        return f"leasing from queue {queue.name} is paused; `penstock queue resume {queue.name}` resumes it"
+    if found.ready:
+        keys, partitions = f"`penstock keys held {queue.name}`", f"`penstock stats {queue.name}`"
+        why = f"their keys are held ({keys}), or their partition is paused or failing ({partitions})"
+        return f"nothing can be leased, of {text_output.format_count(found.ready, 'ready item')}: {why}"
+    later = f"; {text_output.format_count(found.scheduled, 'item')} scheduled for later" if found.scheduled else ""
+    return f"nothing is ready{later}"
 
 
 def _user_at_host() -> str:

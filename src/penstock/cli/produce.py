@@ -15,6 +15,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from penstock.api._sync.queue import Queue
+from penstock.api.arguments import stored_ids, wait_timeout
 from penstock.api.items import NewItem, to_batch
 from penstock.cli import option_values, text_input, text_output
 from penstock.cli.command_context import CommandContext
@@ -22,6 +23,8 @@ from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed, exit_code_of
 from penstock.cli.option_values import FIELD_OPTIONS, ITEM_OPTIONS, option_parameters, parse_item_options, parse_options
 from penstock.cli.text_input import PAYLOAD_FORMATS, InputLines, NumberedItem, RecordFields
+from penstock.loop.requests import StoredPart
+from penstock.operations import ProduceItems
 from penstock.words.batch import validate
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, check_range
@@ -39,6 +42,7 @@ class ItemLoader:
 
     def __init__(self, queue: Queue, batch: int, timeout: float, skip_bad: bool) -> None:
         self.produced = 0
+        self.duplicates = 0
         self.bad_count = 0
         self.bad_lines: list[str] = []
         """The first bad lines, with what is wrong with each."""
@@ -72,12 +76,12 @@ class ItemLoader:
             self._store_good(batch)
 
     def _store(self, batch: Sequence[tuple[int, NewItem]]) -> None:
-        try:
-            self._queue.produce_many([item for _, item in batch], timeout=self._timeout)
-        except PenstockError as error:
-            self.produced += sum(isinstance(result, str) for result in getattr(error, "results", ()))
-            raise
-        self.produced += len(batch)
+        parts = _produce(self._queue, [item for _, item in batch], self._timeout)
+        for part in parts:
+            if part.stored is not None:
+                self.produced += part.stored.count
+                self.duplicates += _duplicates(part)
+        stored_ids(parts, len(batch))  # raises if some were refused
 
     def _store_good(self, batch: Sequence[tuple[int, NewItem]]) -> None:
         """Store the valid items of a batch that was refused, and reject the others."""
@@ -107,6 +111,16 @@ class ItemLoader:
         self.bad_count += 1
         if len(self.bad_lines) < SHOWN:
             self.bad_lines.append(f"line {line} {why}")
+
+
+def _produce(queue: Queue, items: Sequence[NewItem], timeout: float) -> list[StoredPart]:
+    """Store items; unlike the queue's methods, this also tells which were duplicates."""
+    return queue.home.call(ProduceItems(queue=queue.incarnation, batch=to_batch(items), wait=wait_timeout(timeout)))
+
+
+def _duplicates(part: StoredPart) -> int:
+    """How many items of a stored part were produced before, by their dedup ids."""
+    return 0 if part.stored is None or part.stored.ids is None else len(part.stored.ids) - part.stored.count
 
 
 # -- the command -------------------------------------------------------------------------------------
@@ -163,8 +177,12 @@ def produce(
 
 def _produce_one(session: CommandContext, queue: str, item: NewItem, timeout: float) -> None:
     with session.broker() as broker:
-        (id,) = broker.queue(queue).produce_many([item], timeout=timeout)
-    session.print_answer({"id": id}, id)
+        parts = _produce(broker.queue(queue), [item], timeout)
+        (id,) = stored_ids(parts, 1)
+    duplicate = bool(_duplicates(parts[0]))
+    session.print_answer({"id": id, "duplicate": duplicate}, id)
+    if duplicate:
+        session.print_note("an item with this dedup id was produced before: nothing was added")
 
 
 def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
@@ -181,9 +199,11 @@ def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
 def _answer(session: CommandContext, loader: ItemLoader) -> None:
     for line in loader.bad_lines:
         session.print_note(f"{line}; skipped")
-    skipped = f", {text_output.format_count(loader.bad_count, 'bad line')} skipped" if loader.bad_count else ""
+    more = f", {text_output.format_count(loader.duplicates, 'duplicate')} not added" if loader.duplicates else ""
+    more += f", {text_output.format_count(loader.bad_count, 'bad line')} skipped" if loader.bad_count else ""
     session.print_answer(
-        {"produced": loader.produced, "bad": loader.bad_count}, f"{text_output.format_count(loader.produced, 'item')} produced{skipped}"
+        {"produced": loader.produced, "duplicates": loader.duplicates, "bad": loader.bad_count},
+        f"{text_output.format_count(loader.produced, 'item')} produced{more}",
     )
 
 

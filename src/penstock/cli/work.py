@@ -7,8 +7,8 @@ they happen; the answer, printed when the worker has drained, is its counts.
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from threading import Event, Thread
 from typing import Annotated, Any
 
@@ -16,19 +16,17 @@ import msgspec
 import typer
 from rich.text import Text
 
-from penstock.api._sync.queue import Queue
 from penstock.cli import option_values
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.cli.log_output import LogFormatOption, LogLevelOption
-from penstock.words.errors import PenstockError
 from penstock.words.logs import DEFAULT_LEVEL
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import AnyQueue, Worker
 
 POLL_SECONDS = 0.2
-"""The time between two readings of the worker's counts, or of the queues' depths."""
+"""The time between two readings of the worker's counts."""
 
 group = typer.Typer()
 
@@ -61,6 +59,12 @@ def work(
         str | None, typer.Option(metavar="NAME", help="The name of the consumer.  [default: host and process id]", show_default=False)
     ] = None,
     until_empty: Annotated[bool, typer.Option("--until-empty", help="End when no unresolved item is left.")] = False,
+    until_idle: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="End when no item came for this time, or none is left.", show_default=False)
+    ] = None,
+    drain_timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long draining waits for running handlers.", show_default=False)
+    ] = None,
     traces: Annotated[bool, typer.Option("--traces", help="Print the traceback of each failure.")] = False,
     own: Annotated[
         bool, typer.Option("--own/--no-own", help="Whether this process may become the owner of the directory.", show_default=False)
@@ -84,6 +88,7 @@ def work(
         "rate": rate,
         "name": name,
         "retry": policy,
+        "drain_timeout": None if drain_timeout is None else option_values.parse_duration(drain_timeout, "--drain-timeout"),
     }
     handler = import_function(target)
     with session.broker(traces=traces, own=own) as broker:
@@ -93,9 +98,7 @@ def work(
             stack.enter_context(_status_line(session, worker))
             if session.as_json:
                 stack.enter_context(_stdout_to_stderr())
-            if until_empty:
-                stack.enter_context(_stop_when_empty(worker, [broker.queue(one) for one in weights]))
-            worker.run()
+            worker.run(until_empty=until_empty if until_idle is None else option_values.parse_duration(until_idle, "--until-idle"))
     done = worker.stats()
     counts = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
     text = ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing was done"
@@ -180,12 +183,3 @@ def _status_line(session: CommandContext, worker: Worker) -> Iterator[None]:
 def _counts(worker: Worker) -> Text:
     done = worker.stats()
     return Text(f"{done.handled:,} done ({done.per_second:,.0f}/s), {done.failed:,} failed, {done.in_hand:,} leased; Ctrl-C ends")
-
-
-def _stop_when_empty(worker: Worker, queues: Sequence[Queue]) -> AbstractContextManager[None]:
-    def check() -> None:
-        with suppress(PenstockError):  # the worker fails with the same error
-            if not any(queue.stats().depth for queue in queues):
-                worker.stop()
-
-    return _repeated(check)

@@ -151,9 +151,9 @@ class Catalog:
         """Record that a published write is adopted."""
         self._do(catalog.finish_adoption, incarnation, name, source, number)
 
-    def set_consumer_right(self, incarnation: int, holder: str, timeout: int) -> None:
-        """Record the holder of a queue's consumer right; "" is none."""
-        self._do(catalog.set_consumer_right, incarnation, holder, timeout)
+    def set_consumer_right(self, incarnation: int, holder: str, timeout: int, runs: Sequence[str] = ()) -> None:
+        """Record the holder of a queue's consumer right and its runs; "" is none."""
+        self._do(catalog.set_consumer_right, incarnation, holder, timeout, runs)
 
     def run(self, records: Sequence[CatalogRecord]) -> None:
         """Store and apply records, all or none."""

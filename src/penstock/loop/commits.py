@@ -13,9 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from penstock.loop import requests
 from penstock.loop.item_cache import Items
 from penstock.loop.lease import LeaseStep
+from penstock.loop.notices import QueueNotices
 from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, PartitionHandle, PendingAnswer
 from penstock.loop.partition_set import PartitionSet, QueueSetup
 from penstock.loop.produce import ProduceStep
@@ -36,6 +39,7 @@ class CommitTracker(PartitionSet):
 
     def __init__(self, setup: QueueSetup, router: QueueRouter) -> None:
         super().__init__(setup)
+        self.notices = QueueNotices(setup.name)
         self.transfer_step = TransferStep(self, router)
         self.resize_step = ResizeStep(self, self.transfer_step)
         self.produce_step = ProduceStep(self)
@@ -52,6 +56,10 @@ class CommitTracker(PartitionSet):
         """When a partition last finished I/O."""
         self._next_visit: int | None = 0
         """When the next partition wants to be visited."""
+
+    @property
+    def is_dead_queue(self) -> bool:
+        return self.transfer_step.is_dead_queue
 
     # -- I/O -----------------------------------------------------------------------------------------
 
@@ -208,6 +216,8 @@ class CommitTracker(PartitionSet):
             elif isinstance(request, requests.FunctionRequest):
                 answer, used = result
                 wrong = None if request.recorded_elsewhere else _partial_failure(used, failed)
+                if wrong is None and request.log_line is not None and not request.done:
+                    self.notices.note(logging.INFO, "%s", request.log_line(answer))
                 request.finish(answer if wrong is None else None, wrong)
         except PenstockError as error:
             request.finish(error=error)
@@ -277,9 +287,8 @@ def _without_lost(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
     """The lease without the items that were found damaged."""
     if sum(len(part.batch) for part in items) == granted.count:
         return granted
-    return LeaseAnswer(
-        granted.lease, granted.deadline, [edge for part in items for edge in (part.start, part.start + len(part.batch))], granted.attempts
-    )
+    runs = [edge for part in items for edge in (part.start, part.start + len(part.batch))]
+    return msgspec.structs.replace(granted, runs=runs)
 
 
 def _refused(part: StoredPart, error: PenstockError) -> StoredPart:

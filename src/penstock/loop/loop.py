@@ -191,6 +191,7 @@ class Loop:
         with self._turning:
             self._turn()
             self._dispatch_io()
+        self.engine.notices.flush()
         return self.busy
 
     @property
@@ -366,6 +367,7 @@ class Loop:
 
         here: this is a disk thread, which runs it itself if no caller's thread does (requests of other processes).
         """
+        self.engine.notices.flush()
         if self._pending and self._pending.wake_one():
             return
         if self.engine.wants_turn and any(request.wake() for request in self.engine.deferred):
@@ -434,6 +436,7 @@ class Loop:
         while not self._try_close(error):
             with suppress(Empty):
                 self._ending.get(timeout=CLOSE_SECONDS)
+        self.engine.notices.flush()
 
     def _try_close(self, error: PenstockError | None) -> bool:
         """Run the pending requests and close, unless a partition is in I/O; whether it is closed."""

@@ -77,8 +77,10 @@ class Partition:
         segment_age: int = SEGMENT_AGE,
         min_free_bytes: int = 0,
         on_replayed: Callable[[], None] = lambda: None,
+        queue: str = "",
     ) -> None:
         """on_replayed: called when the log is replayed, before the opening is written and synced."""
+        self._queue = queue
         self.log = log
         self.state = State()
         self.gaps: list[Gap] = []  # damage found since it was opened
@@ -97,8 +99,7 @@ class Partition:
         self.maintenance_error: StorageFailed | None = None
         """The error of rotation, checkpoint or retention, until the caller has logged it."""
         self._schedule = RetentionSchedule()
-        self._segment_room = 0
-        self._segment_base = 0
+        self._segment_room = self._segment_base = 0
         self._older_bytes = 0  # of all segments but the newest
         self._segment_started = 0  # by elapsed time
         self._items = ItemCache(log)
@@ -108,14 +109,13 @@ class Partition:
         self._answered: list[Appended] = []  # committed without a sync, and not synced since
         self._turn = Moment(0, 0)
         self.owes_sync = False  # the next commit syncs
-        self._fetched = False
         self.failed = False
         """Whether it must be reopened before it can be used."""
         self._undone = False
         self._partly_committed = False  # a part of this turn is committed
         self._failure: StorageFailed | None = None  # why this turn is or was undone
         self._commit_error: PenstockError | None = None
-        self._closed = False
+        self._closed = self._fetched = False
         self._open(on_replayed=on_replayed)
 
     # -- opening -------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Partition:
         with contextlib.suppress(PenstockError):  # only metrics need it
             self._older_bytes = self.log.size_bytes() - self.log.segment_bytes
         self._unreplayed = min(frames, CHECKPOINT_FRAMES - SOON_FRAMES) if frames > SOON_FRAMES else 0
-        self.gaps = recovery.gaps_at_opening(self.state, self.log, gaps)
+        self.gaps = recovery.gaps_at_opening(self.state, self.log, self._queue, gaps)
         unwritten = [group for group in answered if group[0] > self.log.sequence and group[1]]
         state, raw = self.state, self._clock.read()
         shift, rebooted = elapsed_shift(state, raw, self._clock.boot)
@@ -490,7 +490,8 @@ class Partition:
         """Write the staged records, then read blocks into the cache. Gives runs of items found lost."""
         self._flush()
         self._fetched = True
-        return recovery.record_gaps(self.gaps, self.state, self.log.partition, [gap for o in offsets for gap in self._blocks.fetch(o)])
+        found = [gap for offset in offsets for gap in self._blocks.fetch(offset)]
+        return recovery.record_gaps(self.gaps, self.state, self._queue, self.log.partition, found)
 
     def _flush(self) -> None:
         """Append the staged records. If that fails the turn is undone, and `commit` will fail."""
@@ -624,7 +625,7 @@ class Partition:
         if any(type(record) is Produced for record in self._staged):  # else the items are written already
             self._flush()
         found = self._items.collect(runs)
-        self._mark_lost(recovery.record_gaps(self.gaps, self.state, self.log.partition, found.gaps))
+        self._mark_lost(recovery.record_gaps(self.gaps, self.state, self._queue, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).subtract(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")
         return found.parts
@@ -641,7 +642,7 @@ class Partition:
         self._check_usable()
         while True:
             try:
-                return explain(self.state, offset, self.now(), self._blocks)
+                return explain(self.state, self.log.partition, offset, self.now(), self._blocks)
             except MissingBlocks as missing:
                 self._mark_lost(self._fetch(missing.offsets))
 

@@ -85,6 +85,8 @@ class QueueView(Protocol):
     def active(self) -> Sequence[int]: ...
     @property
     def handles(self) -> Mapping[int, PartitionView]: ...
+    @property
+    def is_dead_queue(self) -> bool: ...
     def usable(self) -> Iterator[PartitionView]: ...
     def touch(self, handle: Any, /) -> None:
         """Called before items of a partition are read: damage that the read finds is committed with the turn."""
@@ -190,7 +192,7 @@ class PartitionReader:
         """Why an item is not running."""
         while True:
             try:
-                return explain(self.state, offset, self.now(), self._blocks)
+                return explain(self.state, self.log.partition, offset, self.now(), self._blocks)
             except MissingBlocks as missing:
                 self._blocks.trim()
                 for wanted in missing.offsets:

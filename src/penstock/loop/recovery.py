@@ -84,30 +84,30 @@ _log = logging.getLogger("penstock")
 MISSING = "the segment that held it is missing"
 
 
-def record_gaps(known: list[Gap], state: State, partition: int, met: Iterable[Gap]) -> list[int]:
+def record_gaps(known: list[Gap], state: State, queue: str, partition: int, met: Iterable[Gap]) -> list[int]:
     """Runs of items that gaps took and that are not recorded as lost. New gaps are logged and added to `known`."""
     new = [gap for gap in met if state.unrecorded_losses(gap.start, gap.stop)]
     for gap in map(missing_segment, new):
         if gap not in known:
             known.append(gap)
-            log_gaps(partition, [gap])
+            log_gaps(queue, partition, [gap])
     return RunSet(edge for gap in new for edge in state.unrecorded_losses(gap.start, gap.stop)).runs
 
 
-def log_gaps(partition: int, gaps: Iterable[Gap]) -> None:
+def log_gaps(queue: str, partition: int, gaps: Iterable[Gap]) -> None:
     """Log each gap, except repaired ones, which were logged before."""
     for gap in gaps:
         if not gap.repaired:
             items = f"items {format_id(partition, gap.start)} to {format_id(partition, gap.stop - 1)} are lost"
             lost = items if gap.start < gap.stop else "no item is lost"
-            text = "damage in partition %d: %s (%s); %s; run verify, then repair"
-            _log.warning(text, partition, gap.why, gap.where, lost, extra=log_fields(partition=partition))
+            text = "damage in partition %d of queue %r: %s (%s); %s; run verify, then repair"
+            _log.warning(text, partition, queue, gap.why, gap.where, lost, extra=log_fields(queue=queue, partition=partition))
 
 
-def gaps_at_opening(state: State, log: ReadableLog, gaps: Sequence[Gap]) -> list[Gap]:
+def gaps_at_opening(state: State, log: ReadableLog, queue: str, gaps: Sequence[Gap]) -> list[Gap]:
     """All damage found at opening, logged: the gaps of the replay, and missing items before the log's first offset."""
     found = [*gaps, *mark_missing_front(state, log.first_offset, log.where)]
-    log_gaps(log.partition, found)
+    log_gaps(queue, log.partition, found)
     return found
 
 

@@ -287,9 +287,12 @@ class FunctionRequest(Request):
         recorded_elsewhere: bool = False,
         needs_all_open: bool = True,
         call: Call | None = None,
+        log_line: Callable[[Any], str] | None = None,
     ) -> None:
         super().__init__(deadline, call)
         self.function = function
+        self.log_line = log_line
+        """Gives the line for the program's log about a change that was made, from its answer."""
         self.needs_all_open = needs_all_open
         self.recorded_elsewhere = recorded_elsewhere
         """Whether it succeeds even when a commit fails: it is in the catalog, and partitions that missed it get it."""

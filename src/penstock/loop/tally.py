@@ -8,7 +8,7 @@ One thread at a time changes it: the one that uses the partition. Any thread may
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from penstock.loop.histogram import LEASE_BOUNDS, SYNC_BOUNDS, Histogram
 from penstock.rules import commands, records
@@ -52,20 +52,24 @@ NO_LEASE = -1
 """Instead of a duration."""
 
 
+class BuriedItems(NamedTuple):
+    """Items that one record buried."""
+
+    first: int
+    last: int
+    """Offsets of the first and the last."""
+    items: int
+    reason: str
+    by_consumer: bool
+    """Whether a consumer asked for it."""
+
+
 class Tally:
     """The counters of one partition since its queue was opened."""
 
     __slots__ = (
-        "_pending",
-        "_produced",
-        "counts",
-        "failures",
-        "freed_bytes",
-        "freed_segments",
-        "lease_durations",
-        "slow",
-        "sync_durations",
-        "written",
+        *("_pending", "_pending_burials", "_produced", "burials", "counts", "failures", "freed_bytes", "freed_segments"),
+        *("lease_durations", "slow", "sync_durations", "written"),
     )
 
     def __init__(self) -> None:
@@ -87,6 +91,9 @@ class Tally:
         """Items of producers that are not committed yet."""
         self._pending: list[tuple[str, int, int]] = []
         """(counter, items, time since their lease or NO_LEASE), of what else is not committed yet."""
+        self.burials: list[BuriedItems] = []
+        """Burials that are committed and not taken yet: they are logged."""
+        self._pending_burials: list[BuriedItems] = []
 
     def note(self, state: State, found: Sequence[records.Record], now: int, command: commands.Command) -> None:
         """Note the outcomes of a command, whose records are about to be applied."""
@@ -95,6 +102,8 @@ class Tally:
                 self._produced += len(record.batch.payloads)
             elif (rule := _RULES.get(type(record))) is not None:
                 rule(self._pending, state, record, now, command)
+            if type(record) is records.Buried:
+                self._note_burial(record, type(command) is commands.BuryLeased)
 
     def note_timers(self, state: State, found: Sequence[records.Record], now: int) -> None:
         """Like `note`, for the records of timers. A lease that expires may bury some of its items and return others."""
@@ -105,7 +114,17 @@ class Tally:
                 self._pending.append(("lease_expired", lease.count - buried[record.lease], now - lease.leased_at))
             elif type(record) is records.Buried:
                 _buried_by_timer(self._pending, state, record, now)
+                self._note_burial(record, False)
                 buried[record.lease] += count(record.runs)
+
+    def _note_burial(self, record: records.Buried, by_consumer: bool) -> None:
+        if record.runs:
+            self._pending_burials.append(BuriedItems(record.runs[0], record.runs[-1] - 1, count(record.runs), record.reason, by_consumer))
+
+    def take_burials(self) -> list[BuriedItems]:
+        """The burials that were committed since the last call."""
+        found, self.burials = self.burials, []
+        return found
 
     def note_duplicates(self, items: int) -> None:
         self._pending.append(("duplicates", items, NO_LEASE))
@@ -124,11 +143,15 @@ class Tally:
                         found = self.lease_durations[name] = Histogram(LEASE_BOUNDS)
                     found.add(duration, items)
             self._pending.clear()
+        if self._pending_burials:
+            self.burials += self._pending_burials
+            self._pending_burials = []
 
     def undo(self) -> None:
         """Forget what was noted since the last commit."""
         self._produced = 0
         self._pending.clear()
+        self._pending_burials.clear()
 
     def time_sync(self, clock: Clock, sync: Callable[[], None]) -> None:
         """Sync, and count how long it took."""

@@ -47,6 +47,8 @@ class QueueRouter(msgspec.Struct):
     """Add a request to the pending ones of the queue of an incarnation; raises QueueNotFound."""
     map_of: Callable[[int], tuple[SlotMap, Sequence[int]]]
     """The slot map and the active partitions of the queue of an incarnation; raises QueueNotFound."""
+    is_dead_queue: Callable[[str], bool]
+    """Whether the queue of this name is the dead queue of another."""
 
 
 class TransferStep:
@@ -62,6 +64,11 @@ class TransferStep:
         """Partitions whose outboxes may hold transfers."""
         self.ending = False
         """Whether the queue is being deleted, so that nothing is sent."""
+
+    @property
+    def is_dead_queue(self) -> bool:
+        """Whether this queue is the dead queue of another."""
+        return self._router.is_dead_queue(self._partitions.name)
 
     @property
     def busy(self) -> bool:

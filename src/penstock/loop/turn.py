@@ -15,7 +15,6 @@ from typing import Any
 
 from penstock.loop import requests
 from penstock.loop.commits import CommitTracker
-from penstock.loop.partition import Partition
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_set import QueueSetup
 from penstock.loop.requests import PartitionsNotOpen, Request, not_reached_error
@@ -23,7 +22,6 @@ from penstock.loop.transfer import QueueRouter
 from penstock.rules.commands import ExtendLease
 from penstock.words.clock import SECOND
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed, caused_by_bug
-from penstock.words.ids import format_id
 from penstock.words.logs import log_fields
 
 _log = logging.getLogger("penstock")
@@ -52,6 +50,8 @@ class QueueEngine(CommitTracker):
         """Requests that this turn runs, deferred ones among them."""
         self.running_function: requests.FunctionRequest | None = None
         """The administrative operation that runs now: what it does is remembered for its call."""
+        self._resizing = False
+        """Whether a resize was unfinished after the last turn."""
         self._leasing_blocked = False
         """Whether a deferred request needs all partitions: nothing is leased meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -243,8 +243,7 @@ class QueueEngine(CommitTracker):
             if handle.is_worth_waiting_for:
                 handle.mark_slow_if_due(self.now, self._last_io_end)
                 if handle.slow:
-                    about = log_fields(queue=self.name, partition=handle.number)
-                    _log.warning("partition %s of queue %r is slow: %s", handle.number, self.name, handle.error, extra=about)
+                    self.notices.look(handle, self.now)
 
     # -- steps ---------------------------------------------------------------------------------------
 
@@ -417,8 +416,7 @@ class QueueEngine(CommitTracker):
             for handle in self.touched:
                 if not handle.in_io and handle.partition is not None:
                     changed = handle.changed() or changed
-                    if handle.partition.dropped_buried or handle.partition.maintenance_error is not None:
-                        self._log_maintenance(handle.number, handle.partition)
+                self.notices.look(handle, self.now)
                 handle.plan(self.now)
                 handle.touched = False
             self.touched.clear()
@@ -426,6 +424,10 @@ class QueueEngine(CommitTracker):
                 self.wants_turn = True
             visits = [handle.next_run for handle in self.handles.values() if handle.next_run is not None]
             self._next_visit = min(visits, default=None)
+        if self._resizing is not self.resize_step.in_progress:
+            self._resizing = self.resize_step.in_progress
+            if not self._resizing:
+                self.notices.note(logging.INFO, "the resize of queue %r is finished: no key waits for another partition", self.name)
         self.next_run = self._next_visit
         if self.lease_step.waiting or self.produce_step.waiting or self.waiting_for_items or self.handles_in_io:
             waiting_lists: tuple[Sequence[Request], ...] = (self.produce_step.waiting, self.waiting_for_items)
@@ -438,19 +440,6 @@ class QueueEngine(CommitTracker):
                 earliest = None  # it is answered when the partitions in I/O are done or count as slow
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
-
-    def _log_maintenance(self, number: int, partition: Partition) -> None:
-        """Log the buried items that retention deleted, and a failure of file maintenance."""
-        about = log_fields(queue=self.name, partition=number)
-        for taken in partition.dropped_buried:
-            first, last = format_id(number, taken.first), format_id(number, taken.last)
-            message = "retention of queue %r dropped %d buried items of partition %s (%s to %s): they were not redriven or cleared in time"
-            _log.warning(message, self.name, taken.items, number, first, last, extra=about)
-        partition.dropped_buried.clear()
-        if partition.maintenance_error is not None:
-            message = "maintenance of the files of partition %s of queue %r failed and will be tried again: %s"
-            _log.warning(message, number, self.name, partition.maintenance_error, extra=about)
-            partition.maintenance_error = None
 
     # -- closing -------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class RememberedAnswer(msgspec.Struct, array_like=True, gc=False):
     """Of stored items: which of the call's items they are, as runs; None: all."""
     part: int = 0
     """Which part of the call it answers: the nth lease of a lease call, or the `settle_part` of a settle."""
+    buried: list[int] = []
+    """Items that were to be retried and were buried instead."""
 
 
 class RememberedCall(msgspec.Struct, array_like=True, gc=False):

@@ -72,6 +72,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     """Who has the consumer right; "": no one."""
     consumer_right_timeout: int = 0
     """How long the right lasts without a heartbeat from its holder."""
+    consumer_right_runs: list[str] = []
+    """The known runs (processes) of the holder, the newest last: only the newest may give the right up."""
 
     @property
     def unfinished(self) -> str:
@@ -185,6 +187,7 @@ class ConsumerRightSet(msgspec.Struct, array_like=True, gc=False, tag=8):
     incarnation: int
     holder: str
     timeout: int = 0
+    runs: list[str] = []
 
 
 class CallRecorded(msgspec.Struct, array_like=True, gc=False, tag=9):
@@ -221,7 +224,7 @@ def entry_by_incarnation(state: CatalogState, incarnation: int) -> QueueEntry:
 
 def dead_queue_users(state: CatalogState, name: str) -> list[str]:
     """The names of the queues whose dead queue this is, sorted."""
-    return sorted(entry.name for entry in state.names.values() if entry.options.dead_queue == name)
+    return sorted(entry.name for entry in [*state.names.values()] if entry.options.dead_queue == name)
 
 
 # -- deciding -----------------------------------------------------------------------------------------
@@ -325,12 +328,12 @@ def finish_adoption(state: CatalogState, incarnation: int, name: str, source: st
     return [AdoptionFinished(incarnation, name, source, number)]
 
 
-def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int) -> list[CatalogRecord]:
-    """Give the consumer right to a holder, or ("") take it away."""
-    entry = entry_by_incarnation(state, incarnation)
-    if (entry.consumer_right_holder, entry.consumer_right_timeout) == (holder, timeout):
+def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int, runs: Sequence[str] = ()) -> list[CatalogRecord]:
+    """Give the consumer right to a holder with these runs, or ("") take it away."""
+    entry, new = entry_by_incarnation(state, incarnation), (holder, timeout, [*runs])
+    if (entry.consumer_right_holder, entry.consumer_right_timeout, entry.consumer_right_runs) == new:
         return []
-    return [ConsumerRightSet(incarnation, holder, timeout)]
+    return [ConsumerRightSet(incarnation, *new)]
 
 
 def _refuse_other_options(existing: QueueEntry, given: Mapping[str, object]) -> None:
@@ -459,7 +462,8 @@ def _adoption_finished(state: CatalogState, record: AdoptionFinished) -> None:
 
 
 def _consumer_right_set(state: CatalogState, record: ConsumerRightSet) -> None:
-    state.change(record.incarnation, consumer_right_holder=record.holder, consumer_right_timeout=record.timeout)
+    right = {"consumer_right_holder": record.holder, "consumer_right_timeout": record.timeout, "consumer_right_runs": record.runs}
+    state.change(record.incarnation, **right)
 
 
 def _call_recorded(state: CatalogState, record: CallRecorded) -> None:
@@ -501,6 +505,7 @@ class _EntryImage(msgspec.Struct, array_like=True):
     adopted: list[tuple[str, int]] = []
     consumer_right_holder: str = ""
     consumer_right_timeout: int = 0
+    consumer_right_runs: list[str] = []
 
 
 class _CatalogImage(msgspec.Struct, array_like=True):

@@ -302,6 +302,8 @@ class LeaseAnswer(msgspec.Struct, gc=False):
     runs: list[int] = []
     attempts: dict[int, int] = {}
     """offset → attempt number, where it is above 1."""
+    max_attempts: int = 0
+    """How many attempts the queue allowed when these items were leased."""
 
     @property
     def count(self) -> int:
@@ -315,6 +317,8 @@ class Settled(msgspec.Struct, gc=False, tag=True):
     refused: list[int] = []
     early: list[int] = []
     """Items refused because an earlier item of their key under the same lease must be settled first."""
+    buried: list[int] = []
+    """Items that were to be retried and are buried instead: it was their last attempt, or their ttl is over."""
 
 
 class ItemCount(msgspec.Struct, gc=False):

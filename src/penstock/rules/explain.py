@@ -14,6 +14,7 @@ from penstock.rules.runs import RunSet
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import InvalidRequest
+from penstock.words.ids import format_id
 
 LOST = "lost: damage took its bytes"
 
@@ -37,8 +38,11 @@ class Explanation(msgspec.Struct):
     """The partition that still holds earlier items of the key, after a resize."""
 
 
-def explain(state: State, offset: int, now: Moment, blocks: BlockSource) -> Explanation:
-    """Explain an item. Raises InvalidRequest if it does not exist, MissingBlocks if its block must be fetched first."""
+def explain(state: State, partition: int, offset: int, now: Moment, blocks: BlockSource) -> Explanation:
+    """Explain an item of a partition.
+
+    Raises InvalidRequest if it does not exist, MissingBlocks if its block must be fetched first.
+    """
     found = state.state_of(offset)
     if found is None:
         raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
@@ -47,7 +51,7 @@ def explain(state: State, offset: int, now: Moment, blocks: BlockSource) -> Expl
     if found is ItemState.SCHEDULED:
         return _scheduled(state, offset, now)
     if found is ItemState.READY:
-        return _ready(state, offset, blocks)
+        return _ready(state, partition, offset, blocks)
     if found is ItemState.MOVING:
         return _moving(state, offset)
     if found is ItemState.BURIED:
@@ -92,7 +96,7 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
 
 
-def _ready(state: State, offset: int, blocks: BlockSource) -> Explanation:
+def _ready(state: State, partition: int, offset: int, blocks: BlockSource) -> Explanation:
     attempts = state.attempts(offset)
     if state.paused_lease:
         return Explanation(ItemState.READY, "ready, but leasing is paused; resume it", attempts)
@@ -106,21 +110,21 @@ def _ready(state: State, offset: int, blocks: BlockSource) -> Explanation:
         if fence is not None:
             return _fenced(fence, attempts)
         return Explanation(ItemState.READY, "ready: the next lease that reaches it gets it", attempts)
-    return _behind_key(state, offset, key, holder, attempts)
+    return _behind_key(state, partition, offset, key, holder, attempts)
 
 
-def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, attempts: int) -> Explanation:
+def _behind_key(state: State, partition: int, offset: int, key: int, holder: int | KeyLine, attempts: int) -> Explanation:
     line = KeyLine(holder) if isinstance(holder, int) else holder
     if line.lease:
         lease = state.leases.live[line.lease]
         first = next(other for other, (_, other_key) in lease.open_items.items() if other_key == key)
-        why = f"its key is held: item {first} is leased by {lease.consumer or 'an unnamed consumer'}"
+        why = f"its key is held: item {format_id(partition, first)} is leased by {lease.consumer or 'an unnamed consumer'}"
         return Explanation(ItemState.READY, why, attempts, held_by=first, until=lease.deadline)
     if line.backing_off is not None:
-        why = f"its key is held: item {line.backing_off[0]} backs off"
+        why = f"its key is held: item {format_id(partition, line.backing_off[0])} backs off"
         return Explanation(ItemState.READY, why, attempts, held_by=line.backing_off[0], until=line.until)
     if line.parked:
-        why = f"its key is parked: item {line.parked[0]} was buried; redrive or clear it"
+        why = f"its key is parked: item {format_id(partition, line.parked[0])} was buried; redrive or clear it"
         return Explanation(ItemState.READY, why, attempts, held_by=line.parked[0])
     head = line.waiting.first
     first = head.start
@@ -129,7 +133,7 @@ def _behind_key(state: State, offset: int, key: int, holder: int | KeyLine, atte
         return _fenced(fence, attempts)
     if first == offset:
         return Explanation(ItemState.READY, "ready: first of its key, the next lease that reaches it gets it", attempts)
-    return Explanation(ItemState.READY, f"ready, behind item {first} of the same key", attempts, held_by=first)
+    return Explanation(ItemState.READY, f"ready, behind item {format_id(partition, first)} of the same key", attempts, held_by=first)
 
 
 def _position(state: State, offset: int) -> int:

@@ -43,6 +43,11 @@ class PackedExtents:
         return (Extent(*self._data[at : at + _FIELDS]) for at in range(self._at, len(self._data), _FIELDS))
 
     @property
+    def items(self) -> int:
+        """How many items are in the extents."""
+        return sum(self._data[self._at + 1 :: _FIELDS]) - sum(self._data[self._at :: _FIELDS])
+
+    @property
     def first(self) -> Extent:
         return Extent(*self._data[self._at : self._at + _FIELDS])
 

@@ -101,7 +101,7 @@ def lease_answer(state: State, number: int, deadline: int, runs: list[int]) -> L
     """The answer of a lease command, with the attempt numbers that are above 1."""
     failures = state.failures
     attempts = {offset: failures[offset].attempts + 1 for offset in failures.keys() & set(offsets(runs))} if failures else {}
-    return LeaseAnswer(number, deadline, runs, attempts)
+    return LeaseAnswer(number, deadline, runs, attempts, state.policy.max_attempts)
 
 
 def apply_leased(state: State, record: Leased, now: Moment) -> None:

@@ -154,7 +154,7 @@ def decide_retry(state: State, command: RetryLeased, now: Moment, blocks: BlockS
     if returned:
         due = now.elapsed + command.delay if command.delay else 0
         records.append(Retried(command.lease, from_offsets(returned), due, reason, command.counted, _later_items(lease, returned)))
-    return _with_answer(command, records, Settled(len(chosen), refused, early))
+    return _with_answer(command, records, Settled(len(chosen), refused, early, sorted([*expired, *exhausted])))
 
 
 def decide_bury(state: State, command: BuryLeased, now: Moment, blocks: BlockSource) -> tuple[list[Record], Settled]:
@@ -211,7 +211,7 @@ def decide_complete_unleased(
 def _with_answer(command: Settle, records: list[Record], answer: Settled) -> tuple[list[Record], Settled]:
     """Add the record of the answer if the call has a name, so that it may be repeated, and changed something."""
     if command.calls and records:
-        remembered = RememberedAnswer(0, answer.done, None, command.lease, answer.refused, answer.early, None, command.part)
+        remembered = RememberedAnswer(0, answer.done, None, command.lease, answer.refused, answer.early, None, command.part, answer.buried)
         records.append(CallAnswered([*command.calls], [remembered]))
     return records, answer
 
@@ -229,7 +229,7 @@ def _remembered_answer(state: State, command: Settle, now: Moment) -> Settled | 
     if not command.calls:
         return None
     known = state.calls.answers(command.calls, now.elapsed) or ()
-    return next((Settled(one.count, one.refused, one.early) for one in known if one.part == command.part), None)
+    return next((Settled(one.count, one.refused, one.early, one.buried) for one in known if one.part == command.part), None)
 
 
 def _lost(number: int) -> LeaseLost | InvalidRequest:

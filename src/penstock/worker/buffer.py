@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock.api.items import Item
 from penstock.loop.requests import LeaseResult, SettlePart
-from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseItems, ReportProgress, SettleItems
+from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseItems, ReadStats, ReportProgress, SettleItems
+from penstock.reports import QueueStats
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
 from penstock.words.errors import PenstockError, Refused
@@ -45,6 +46,10 @@ class SourceQueue:
         """The monotonic clock of the home, in microseconds."""
         elapsed: int = self.home.clock.read().elapsed
         return elapsed
+
+    def stats(self) -> QueueStats:
+        found: QueueStats = self.home.call(ReadStats(queue=self.incarnation))
+        return found
 
     # -- leasing -------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from typing import Any, NamedTuple
 
-from penstock.api.items import Item, NewItem
+from penstock.api.items import Item, ItemSource, NewItem
 from penstock.api.traces import current_span_ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SystemClock
@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG = 1
 class CallItems(NamedTuple):
     """Consecutive items of one lease and one batch."""
 
-    queue: str
+    source: ItemSource
     token: Token
     """The token of the first item; the other items have the following offsets."""
     batch: Batch
@@ -60,7 +60,8 @@ class CallItems(NamedTuple):
     def items(self) -> list[Item]:
         _, partition, _, offset = self.token
         return [
-            Item(partition, offset + index, self.batch, index, self.produced_at, attempts) for index, attempts in enumerate(self.attempts)
+            Item(self.source, partition, offset + index, self.batch, index, self.produced_at, attempts)
+            for index, attempts in enumerate(self.attempts)
         ]
 
 
@@ -179,8 +180,8 @@ class ChildExecutor:
     def _contexts(self, message: list[CallItems]) -> list[Context]:
         pairs = [(items, item) for items in message for item in items.items()]
         if self._batch:
-            return [Context(self._backend, pairs[0][0].queue, pairs[0][0].token, [item for _, item in pairs])]
-        return [Context(self._backend, items.queue, items.token, [item]) for items, item in pairs]
+            return [Context(self._backend, pairs[0][0].source.queue, pairs[0][0].token, [item for _, item in pairs])]
+        return [Context(self._backend, items.source.queue, items.token, [item]) for items, item in pairs]
 
     def _call(self, number: int, context: Context) -> None:
         handler = self._handlers.find(context.item.kind)
@@ -247,6 +248,6 @@ class _ChildInvoker(HandlerInvoker):
     errors: dict[str, str]
     calls_here = True
 
-    def report_failure(self, queue: str, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         requested = isinstance(error, Retry | Bury | Snooze)
         self.errors[item.id] = "" if requested else "".join(traceback.format_exception(error))

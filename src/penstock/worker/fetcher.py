@@ -1,19 +1,20 @@
 """The fetcher: it leases items shortly before handlers need them.
 
-Owns: `Fetcher`, one thread per queue, `RateLimit` and `UnhandledKindDelay`.
+Owns: `Fetcher`, one thread per queue, `RateLimit` and `UnhandledItems`.
 It leases one item for each free handler, and as many more as will be handled within HORIZON, so that no quick handler
 waits for storage. Slow items are not leased ahead, so that other workers can lease them.
-An item of a kind without a handler is returned at once with a delay. No attempt is counted: another worker may have the
-handler.
+An item of a kind without a handler is returned at once, with a delay that doubles each time. No attempt is counted:
+another worker may have the handler. An index by kind would spare these leases, but every queue would pay for it.
 """
 
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Protocol
 
-from penstock.api.items import Item, items_of
+from penstock.api.items import Item, ItemSource, items_of
 from penstock.loop.requests import LeaseResult
 from penstock.operations import LeaseItems
 from penstock.words.clock import MILLISECOND, SECOND
@@ -47,8 +48,14 @@ FIRST_PAUSE, LAST_PAUSE = 100 * MILLISECOND, 5 * SECOND
 BURST = 0.1
 """The unused part of a rate limit is kept for this many seconds."""
 FIRST_DELAY, LAST_DELAY = 1 * SECOND, 60 * SECOND
+"""With which delay an item without a handler is returned; doubled each time."""
+MAX_DOUBLINGS = 6
 RETURNS_PER_SECOND = 1_000
-"""Items without a handler are returned with such a delay that about this many become ready again per second."""
+"""The delay is so long that at most about this many items without a handler become ready again per second."""
+MAX_REMEMBERED = 50_000
+"""For how many items without a handler it is remembered how often they were returned."""
+MAX_WARNED = 100
+"""About how many kinds without a handler a line is logged."""
 _log = logging.getLogger("penstock.worker")
 
 
@@ -75,22 +82,45 @@ class RateLimit:
         self._available += count
 
 
-class UnhandledKindDelay:
-    """The delay with which items of kinds without a handler are returned. Times are microseconds."""
+class UnhandledItems:
+    """How often items of kinds without a handler were returned, and with which delay to return them.
+
+    Times are microseconds.
+    """
 
     def __init__(self, random_fraction: RandomFraction) -> None:
         self._random_fraction = random_fraction
-        self._delay = FIRST_DELAY
+        self._returns: OrderedDict[tuple[int, int], int] = OrderedDict()
+        """(partition, offset) → how often the item was returned; the oldest first."""
+        self._least = FIRST_DELAY
         self._since = 0
         self._seen = 0
 
-    def delay(self, count: int, now: int) -> int:
-        """The delay for this many more items. It is random, so that other workers get a chance to lease them."""
-        if now - self._since > self._delay:
-            self._delay = min(LAST_DELAY, max(FIRST_DELAY, self._seen * SECOND // RETURNS_PER_SECOND))
+    def by_delay(self, items: Sequence[Item], now: int) -> list[tuple[int, list[Item]]]:
+        """The items, grouped by the delay with which to return them.
+
+        Delays are random, so that other workers get a chance to lease the items.
+        """
+        groups: dict[int, list[Item]] = {}
+        for item in items:
+            returns = self._returns.pop((item.partition, item.offset), 0)
+            self._returns[item.partition, item.offset] = returns + 1
+            groups.setdefault(min(returns, MAX_DOUBLINGS), []).append(item)
+        while len(self._returns) > MAX_REMEMBERED:
+            self._returns.popitem(last=False)
+        least = self._least_delay(len(items), now)
+        return [(self._vary(min(LAST_DELAY, max(least, FIRST_DELAY << returns))), group) for returns, group in groups.items()]
+
+    def _least_delay(self, count: int, now: int) -> int:
+        """The least delay, from the number of items that were returned during the last one."""
+        if now - self._since > self._least:
+            self._least = min(LAST_DELAY, max(FIRST_DELAY, self._seen * SECOND // RETURNS_PER_SECOND))
             self._since, self._seen = now, 0
         self._seen += count
-        return round(self._delay * (0.25 + 0.75 * self._random_fraction()))
+        return self._least
+
+    def _vary(self, delay: int) -> int:
+        return round(delay * (0.25 + 0.75 * self._random_fraction()))
 
 
 class HandlerPool(Protocol):
@@ -135,7 +165,8 @@ class Fetcher:
         self._fail = fail
         """Called with the error that ended this thread."""
         self._rate_limit = rate_limit
-        self._unhandled = UnhandledKindDelay(random_fraction)
+        self._unhandled = UnhandledItems(random_fraction)
+        self._unhandled_kinds: set[str | None] = set()
         self._wakeup = WakeUp()
         self._closing = False
         self._dry = False
@@ -160,6 +191,11 @@ class Fetcher:
     def wake(self) -> None:
         """Check again whether to lease more items."""
         self._wakeup.set()
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether the queue gave fewer items than were wanted when it was last asked."""
+        return self._dry
 
     def close(self) -> None:
         """Lease nothing more."""
@@ -266,6 +302,7 @@ class Fetcher:
         if not self._dry:
             results = self.source.lease(self._operation(want, 0))
         if not results:
+            self._dry = True
             # Wait at most half a lease timeout, so that a lease granted early in the wait has half its time left.
             results = self._wait_for(self._operation(want, self._lease_timeout // 2))
         self._dry = sum(result.granted.count for result in results) < want
@@ -304,7 +341,8 @@ class Fetcher:
             _log.warning(text, self.source.name, extra=self._log_fields(partition=result.partition))
             self._settler.discard_lease(lease)
             return
-        items = [item for part in result.items for item in items_of(result.partition, *part, result.granted.attempts)]
+        source = ItemSource(self.source.name, result.granted.max_attempts)
+        items = [item for part in result.items for item in items_of(source, result.partition, *part, result.granted.attempts)]
         if self._handlers.default is None:
             items = self._with_handler(lease, items)
         if items:
@@ -318,10 +356,20 @@ class Fetcher:
         """The items that have a handler. The others are returned to the queue."""
         known = [item for item in items if self._handlers.find(item.kind) is not None]
         if len(known) < len(items):
-            delay = self._unhandled.delay(len(items) - len(known), self.source.now())
-            outcome = Outcome("returned", delay, "this worker has no handler for its kind")
-            for item in items:
-                if self._handlers.find(item.kind) is None:
+            unhandled = [item for item in items if self._handlers.find(item.kind) is None]
+            self._warn_unhandled({item.kind for item in unhandled})
+            for delay, group in self._unhandled.by_delay(unhandled, self.source.now()):
+                outcome = Outcome("returned", delay, "this worker has no handler for its kind")
+                for item in group:
                     self._settler.settle((lease, item), outcome)
-            self._leased -= len(items) - len(known)
+            self._leased -= len(unhandled)
         return known
+
+    def _warn_unhandled(self, kinds: set[str | None]) -> None:
+        """Log, once for each kind, that this worker has no handler for it."""
+        for kind in kinds - self._unhandled_kinds:
+            if len(self._unhandled_kinds) < MAX_WARNED:
+                self._unhandled_kinds.add(kind)
+                named = "without a kind" if kind is None else f"of kind {kind!r}"
+                text = "queue %r has items %s and this worker has no handler for them; they are returned, and wait up to a minute each time"
+                _log.warning(text, self.source.name, named, extra=self._log_fields())

@@ -38,6 +38,7 @@ from penstock.worker.outcomes import (
     Retry,
     Snooze,
     batch_failures,
+    expected_outcome,
     failure_reason,
     outcome_of,
 )
@@ -200,7 +201,7 @@ class HandlerInvoker:
         if self.hooks.started is not None:
             with context.current_span():
                 for item in context.items:
-                    self.call_hook(self.hooks.started, item)
+                    self.call_hook(self.hooks.started, item.queue, item)
 
     def begin_span(self, context: Context, start: int | None = None) -> None:
         """Start the span of a call, in a traced process. start: when the call began, in nanoseconds since 1970."""
@@ -229,10 +230,11 @@ class HandlerInvoker:
             elif isinstance(error, Failed):
                 outcomes = self._batch_outcomes(context, error)
             else:
-                outcomes = [self.record_failure(context.queue, item, error) for item in context.items]
+                outcomes = [self.record_failure(item, error) for item in context.items]
             self._call_finished(context, outcomes)
         if context.span is not None:
-            context.span.end_call(error, {outcome.name for outcome in outcomes}, failed=not isinstance(error, Snooze))
+            names: set[str] = {expected_outcome(item, outcome) for item, outcome in zip(context.items, outcomes, strict=True)}
+            context.span.end_call(error, names, failed=not isinstance(error, Snooze))
         return outcomes
 
     def end_with_outcomes(self, context: Context, outcomes: list[Outcome]) -> list[Outcome]:
@@ -252,44 +254,48 @@ class HandlerInvoker:
         if self.hooks.finished is not None:
             seconds = (self._now() - context.started_at) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
-                self.call_hook(self.hooks.finished, item, seconds, outcome.name)
+                self.call_hook(self.hooks.finished, item.queue, item, seconds, expected_outcome(item, outcome))
 
     def timeout_error(self) -> "HandlerTimeout":
         return HandlerTimeout(f"the handler ran longer than {self._settings.handler_timeout / SECOND:g} s")
 
     # -- outcomes ------------------------------------------------------------------------------------
 
-    def record_failure(self, queue: str, item: Item, error: BaseException) -> Outcome:
+    def record_failure(self, item: Item, error: BaseException) -> Outcome:
         """The outcome of an item whose handler raised this error. Logs the failure and calls the hook `failed`."""
         outcome = outcome_of(error, item.attempts, self._settings.retry, random_fraction)
-        self.report_failure(queue, item, outcome, error)
+        self.report_failure(item, outcome, error)
         return outcome
 
-    def report_failure(self, queue: str, item: Item, outcome: Outcome, error: BaseException) -> None:
+    def report_failure(self, item: Item, outcome: Outcome, error: BaseException) -> None:
         """Log a failure and call the hook `failed`."""
         requested = isinstance(error, Retry | Bury | Snooze)
-        delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay else ""
-        text = "item %s failed at attempt %d and is %s%s: %s"
+        name = expected_outcome(item, outcome)
+        last = ", its last," if name != outcome.name else ""
+        delay = f" in {outcome.delay / SECOND:.1f} s" if outcome.delay and not last else ""
+        text = "item %s of queue %r failed at attempt %d%s and is %s%s: %s"
         trace = None if requested or error.__traceback__ is None else error
         level = logging.DEBUG if requested else logging.WARNING
-        about = log_fields(queue=queue, partition=item.partition, item_id=item.id, worker=self._settings.name)
-        _log.log(level, text, item.id, item.attempts, outcome.name, delay, outcome.reason, exc_info=trace, extra=about)
+        about = log_fields(queue=item.queue, partition=item.partition, item_id=item.id, worker=self._settings.name)
+        _log.log(level, text, item.id, item.queue, item.attempts, last, name, delay, outcome.reason, exc_info=trace, extra=about)
         if self.hooks.failed is not None:
-            self.call_hook(self.hooks.failed, item, error)
+            self.call_hook(self.hooks.failed, item.queue, item, error)
 
     def _batch_outcomes(self, context: Context, failed: Failed) -> list[Outcome]:
-        queue, items = context.queue, context.items
+        items = context.items
         try:
             errors = batch_failures(failed, [item.id for item in items])
         except InvalidRequest as error:
-            return [self.record_failure(queue, item, error) for item in items]
-        return [self.record_failure(queue, item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
+            return [self.record_failure(item, error) for item in items]
+        return [self.record_failure(item, errors[index]) if index in errors else COMPLETED for index, item in enumerate(items)]
 
-    def call_hook(self, hook: Callable[..., object], *args: object) -> None:
+    def call_hook(self, hook: Callable[..., object], queue: str, *args: object) -> None:
+        """Call a hook; an error of it is logged, with the name of the queue."""
         try:
             hook(*args)
         except Exception:
-            _log.exception("a hook of the worker failed; the worker continues", extra=log_fields(worker=self._settings.name))
+            about = log_fields(queue=queue, worker=self._settings.name)
+            _log.exception("a hook of the worker of queue %r failed; the worker continues", queue, extra=about)
 
 
 def result_error(result: object, batch: bool) -> BaseException | None:
@@ -347,7 +353,7 @@ class ProgressReporter:
             context.lease_lost = True  # also if the item has just been settled; then the flag has no effect
         except PenstockError as error:
             about = log_fields(queue=lease.source.name, partition=lease.partition, item_id=item.id)
-            _log.warning("the progress of item %s could not be written: %s", item.id, error, extra=about)
+            _log.warning("the progress of item %s of queue %r could not be written: %s", item.id, item.queue, error, extra=about)
 
     def close(self) -> None:
         with self._starting:

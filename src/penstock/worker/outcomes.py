@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from penstock.api.arguments import Seconds, bounded_duration
+from penstock.api.items import Item
 from penstock.words import errors
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
@@ -155,6 +156,14 @@ def outcome_of(error: BaseException, attempts: int, policy: RetryPolicy, random_
         return Outcome("retried", policy.delay(attempts, random_fraction) if action.delay is None else action.delay, reason)
     used = action if isinstance(action, RetryPolicy) else policy
     return Outcome("retried", used.delay(attempts, random_fraction), failure_reason(error))
+
+
+def expected_outcome(item: Item, outcome: Outcome) -> OutcomeName:
+    """What will become of an item with this outcome: the queue buries an item that is retried after its last attempt.
+
+    The queue decides it, by what it allows then: see `Settled.buried`.
+    """
+    return "buried" if outcome.name == "retried" and 0 < item.max_attempts <= item.attempts else outcome.name
 
 
 class PlainReasonError(Exception):

@@ -236,7 +236,7 @@ class ProcessPool(BaseThreadPool):
             with context.current_span():
                 for item, outcome in zip(context.items, outcomes, strict=True):
                     if outcome is not COMPLETED:
-                        self._invoker.report_failure(context.queue, item, outcome, _error(outcome, results.errors.get(item.id, "")))
+                        self._invoker.report_failure(item, outcome, _error(outcome, results.errors.get(item.id, "")))
         self._dispatcher.settle(context, self._invoker.end_with_outcomes(context, outcomes))
 
     def _handle_exit(self, child: ChildProcess) -> None:
@@ -304,7 +304,7 @@ def _call_items(pairs: Sequence[LeasedItem]) -> CallItems:
     lease, first = pairs[0]
     token = Token(lease.source.incarnation, lease.partition, lease.number, first.offset)
     batch = first._batch.slice(first._index, first._index + len(pairs))
-    return CallItems(lease.source.name, token, batch, first._produced_at, [item.attempts for _, item in pairs])
+    return CallItems(first._source, token, batch, first._produced_at, [item.attempts for _, item in pairs])
 
 
 def _singly(things: Sequence[T]) -> list[list[T]]:

@@ -5,7 +5,7 @@ Owns: `WorkerRun`, which connects the parts and ends them in the right order.
     queue → Fetcher → buffer → handler pool (threads, tasks or child processes) → Settler → queue
 
 Draining: the fetchers stop leasing, the items in the buffer are returned without counting an attempt, the pool finishes
-its running calls, the settlers settle them, and the run ends.
+its running calls, the settlers settle them, and the run ends. After `drain_timeout` it stops at once.
 Stopping at once: running handlers are not waited for. Tasks are cancelled and child processes killed, and their items
 are returned. A thread cannot be stopped, so its lease is left to expire: if its items were returned, two handlers could
 work on one item at the same time.
@@ -20,13 +20,15 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from penstock.api.items import Item
+from penstock.words.clock import SECOND
 from penstock.words.logs import log_fields
 from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
+from penstock.worker.empty_watch import EmptyWatch
 from penstock.worker.fetcher import Fetcher, RateLimit
 from penstock.worker.handlers import Dispatcher, HandlerInvoker, Handlers, PoolParts
 from penstock.worker.outcomes import RETURNED
 from penstock.worker.process_pool import ProcessPool
-from penstock.worker.settings import Settings
+from penstock.worker.settings import Settings, UntilEmpty
 from penstock.worker.settler import Settler
 from penstock.worker.stats import WorkerCounters
 from penstock.worker.task_pool import TaskPool
@@ -50,16 +52,19 @@ class WorkerRun:
         settings: Settings,
         counters: WorkerCounters,
         loop: asyncio.AbstractEventLoop | None = None,
+        until_empty: UntilEmpty | None = None,
     ) -> None:
         self._settings = settings
+        self._queues = ", ".join(source.name for source in weights)
         self._events: SimpleQueue[RunEvent] = SimpleQueue()
         self._stop_requests = 0
         self._error: Exception | None = None
         self._draining = False
+        self._drain_deadline: int | None = None
         self._stopping = False
         limit = settings.per_partition * (settings.batch or 1)
         self._buffer: ItemBuffer = SharedBuffer(weights, limit) if limit or len(weights) > 1 else PlainBuffer()
-        now = next(iter(weights)).now
+        self._now = now = next(iter(weights)).now
         self._dispatcher = Dispatcher(now, self._buffer, handlers)
         self._invoker = HandlerInvoker(handlers, settings, now)
         self._pool = self._make_pool(handlers, loop)
@@ -80,6 +85,9 @@ class WorkerRun:
             )
             for source, weight in weights.items()
         ]
+        self._empty_watch: EmptyWatch | None = None
+        if until_empty is not None:
+            self._empty_watch = EmptyWatch([*weights], counters, until_empty.idle_timeout, self._is_idle, self.drain)
 
     def _make_pool(self, handlers: Handlers, loop: asyncio.AbstractEventLoop | None) -> ThreadPool | TaskPool | ProcessPool:
         on_ended = partial(self._events.put, "ended")
@@ -121,12 +129,16 @@ class WorkerRun:
             about = log_fields(queue=queue, partition=lease.partition, item_id=item.id, worker=self._settings.name)
             _log.warning("item %s of queue %r was late: its lease had ended", item.id, queue, extra=about)
             if self._settings.hooks.late is not None:
-                self._invoker.call_hook(self._settings.hooks.late, item)
+                self._invoker.call_hook(self._settings.hooks.late, queue, item)
 
     def lease_lost(self, lease: WorkerLease) -> None:
         """Remove the items of a lost lease from the buffer."""
         for pair in self._buffer.remove(lease):
             self._settlers[lease.source].settle(pair, RETURNED)
+
+    def _is_idle(self) -> bool:
+        """Whether no item is in hand, and the queues gave none when they were last asked."""
+        return all(fetcher.is_dry for fetcher in self._fetchers) and not any(settler.leases for settler in self._settlers.values())
 
     def _request_more(self) -> None:
         """Wake the fetchers whose queue has few or no items in the buffer."""
@@ -138,11 +150,14 @@ class WorkerRun:
 
     def execute(self) -> None:
         """Run until the worker drains or stops. Raises the error that ended the run, such as BrokerClosed."""
+        self._log(logging.INFO, f"starts, with {self._settings.concurrency} handlers at once")
         for settler in self._settlers.values():
             settler.start()
         for fetcher in self._fetchers:
             fetcher.start()
         self._pool.start()
+        if self._empty_watch is not None:
+            self._empty_watch.start()
         try:
             self._wait_for_pool()
         except BaseException:  # this thread was interrupted
@@ -169,10 +184,19 @@ class WorkerRun:
     def _next_event(self) -> RunEvent:
         """Wait for an event. Wakes each second, because Python handles a signal only when the main thread runs."""
         while True:
+            left = SIGNAL_SECONDS if self._drain_deadline is None else (self._drain_deadline - self._now()) / SECOND
             try:
-                return self._events.get(timeout=SIGNAL_SECONDS)
+                return self._events.get(timeout=max(0.0, min(SIGNAL_SECONDS, left)))
             except Empty:
-                continue
+                if self._drains_too_long():
+                    return "stop"
+
+    def _drains_too_long(self) -> bool:
+        if self._drain_deadline is None or self._now() < self._drain_deadline:
+            return False
+        self._drain_deadline = None
+        self._log(logging.WARNING, "has drained for the whole drain_timeout: it stops now and does not wait for running handlers")
+        return True
 
     def _lease_no_more(self) -> None:
         """Close the fetchers. Called before the event is read too, so that nothing is leased in between."""
@@ -181,13 +205,20 @@ class WorkerRun:
 
     def _drain(self) -> None:
         self._draining = True
+        if self._settings.drain_timeout is not None:
+            self._drain_deadline = self._now() + self._settings.drain_timeout
+        if self._empty_watch is not None:
+            self._empty_watch.close()
         self._lease_no_more()
         for fetcher in self._fetchers:
             fetcher.join()
         self._return_buffered()
-        about = log_fields(worker=self._settings.name)
-        _log.info("the worker drains: it starts no more handlers and waits for those that run", extra=about)
+        self._log(logging.INFO, "drains: it starts no more handlers and waits for those that run")
         self._pool.close()
+
+    def _log(self, level: int, what: str) -> None:
+        about = log_fields(queue=self._queues, worker=self._settings.name)
+        _log.log(level, "the worker of queue %r %s", self._queues, what, extra=about)
 
     def _stop(self) -> None:
         self._stopping = self._dispatcher.stopping = True
@@ -212,9 +243,10 @@ class WorkerRun:
         self._dispatcher.reporter.close()
         for settler in self._settlers.values():
             while not settler.close(GRACE_SECONDS if self._stopping else 0.1) and not self._stopping:
-                if self._wait_for("stop", 0):
+                if self._wait_for("stop", 0) or self._drains_too_long():
                     self._stop()
         for settler in self._settlers.values():
             settler.stop_extending()
+        self._log(logging.INFO, "was stopped" if self._stopping else "has drained: all its items are settled")
         if self._settings.hooks.drained is not None and not self._stopping:
-            self._invoker.call_hook(self._settings.hooks.drained)
+            self._invoker.call_hook(self._settings.hooks.drained, self._queues)

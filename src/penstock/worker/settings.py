@@ -6,7 +6,7 @@ Owns: `Settings` and `Hooks`. Callers give durations in seconds; `Settings` hold
 import os
 import socket
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -66,6 +66,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_timeout: int
     """0 uses the lease timeout of the queue."""
     hooks: Hooks
+    drain_timeout: int | None = None
+    """How long to wait for running handlers when the worker drains; None is no limit."""
 
     @property
     def capacity(self) -> int:
@@ -84,6 +86,7 @@ def checked_settings(
     lease_timeout: Seconds | None,
     name: str | None,
     hooks: Hooks | None,
+    drain_timeout: Seconds | None,
 ) -> Settings:
     """Check the arguments of `Worker` and fill in defaults; raises InvalidRequest."""
     check_range("processes", processes, 0, MAX_PROCESSES)
@@ -106,7 +109,22 @@ def checked_settings(
         handler_timeout=0 if handler_timeout is None else arguments.bounded_duration(handler_timeout, "handler_timeout", MILLISECOND),
         lease_timeout=arguments.lease_duration(lease_timeout),
         hooks=hooks or Hooks(),
+        drain_timeout=None if drain_timeout is None else arguments.bounded_duration(drain_timeout, "drain_timeout"),
     )
+
+
+class UntilEmpty(NamedTuple):
+    """A run ends when its queues are empty."""
+
+    idle_timeout: int | None
+    """It also ends when no item was leased for so long; None: only when they are empty."""
+
+
+def checked_until_empty(given: bool | Seconds) -> UntilEmpty | None:
+    """The argument `until_empty` of a run, checked."""
+    if isinstance(given, bool):
+        return UntilEmpty(None) if given else None
+    return UntilEmpty(arguments.bounded_duration(given, "until_empty", MILLISECOND))
 
 
 def default_worker_name() -> str:

@@ -26,7 +26,7 @@ from penstock.words.clock import MILLISECOND, SECOND
 from penstock.words.errors import BrokerClosed, LeaseLost, PenstockError, QueueNotFound, Refused
 from penstock.words.logs import log_fields
 from penstock.worker.buffer import LeasedItem, SourceQueue, WorkerLease
-from penstock.worker.outcomes import COMPLETED, Outcome, OutcomeName, failure_reason
+from penstock.worker.outcomes import COMPLETED, Outcome, OutcomeName, expected_outcome, failure_reason
 from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
@@ -318,7 +318,9 @@ class Settler:
         if isinstance(answer, Settled):
             refused = set(answer.refused)
             late = [item for item in items if item.offset in refused] if refused else []
-            self._count(lease, settlement.outcome.name, len(items) - len(late))
+            self._count(lease, settlement.outcome.name, len(items) - len(late) - len(answer.buried))
+            if answer.buried:
+                self._count_buried(settlement, answer.buried)
         elif isinstance(error, LeaseLost) and not settlement.lease_lost_once:
             # The request may have arrived just before the broker extended the lease. The next turn extends it first.
             settlement.lease_lost_once = True
@@ -345,6 +347,16 @@ class Settler:
     def discard_lease(self, lease: WorkerLease) -> None:
         """Count the items of a lease that ended before they were handled as late."""
         self._count(lease, "late", lease.unsettled)
+
+    def _count_buried(self, settlement: Settlement, buried: list[int]) -> None:
+        """Count items that were to be retried and were buried instead, and log those for which nobody expected it."""
+        self._count(settlement.lease, "buried", len(buried))
+        offsets = set(buried)
+        for item in settlement.items:
+            if item.offset in offsets and expected_outcome(item, settlement.outcome) != "buried":
+                text = "item %s of queue %r is not %s but buried: its ttl is over, or max_attempts was lowered"
+                about = log_fields(queue=item.queue, partition=item.partition, item_id=item.id)
+                _log.warning(text, item.id, item.queue, settlement.outcome.name, extra=about)
 
     def _repeat_later(self, settlement: Settlement, error: PenstockError) -> None:
         """Repeat a failed request after a pause, or abandon its items if repeating cannot help."""

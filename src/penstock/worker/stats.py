@@ -57,6 +57,11 @@ class WorkerCounters:
         while len(samples) > 1 and now - samples[1][0] >= WINDOW:
             samples.popleft()
 
+    @property
+    def leased(self) -> int:
+        """Items leased so far."""
+        return self._counts["leased"]
+
     def stats(self, now: int) -> WorkerStats:
         with self._lock:
             counts = self._counts

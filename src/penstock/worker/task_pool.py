@@ -144,7 +144,7 @@ class TaskPool:
                 if _task_cancelled(error):
                     pair[0].settler.settle(pair, RETURNED)
                     return
-                pair[0].settler.settle(pair, self._invoker.record_failure(pair[0].source.name, pair[1], error))
+                pair[0].settler.settle(pair, self._invoker.record_failure(pair[1], error))
             else:
                 handler_ended(pair)
                 pair[0].settler.settle(pair, COMPLETED)

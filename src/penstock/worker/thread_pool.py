@@ -220,7 +220,7 @@ class ThreadPool(BaseThreadPool):
                 if result is not None and (error := result_error(result, False)) is not None:
                     raise error
             except BaseException as error:
-                pair[0].settler.settle(pair, self._invoker.record_failure(pair[0].source.name, pair[1], error))
+                pair[0].settler.settle(pair, self._invoker.record_failure(pair[1], error))
             else:  # Settler.settle, written out because this is the fastest path
                 settler = pair[0].settler
                 settler.completed.append(pair)

@@ -5,29 +5,34 @@ worker runs, and their former handlers are restored afterwards. This works in th
 """
 
 import asyncio
+import atexit
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from penstock.api._async.queue import AsyncQueue
 from penstock.api._sync.queue import Queue
-from penstock.api.arguments import Seconds
+from penstock.api.arguments import Seconds, bounded_duration
 from penstock.words import forks
+from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.worker.buffer import SourceQueue
 from penstock.worker.handlers import Handler, HandlerFunction, Handlers
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.process_pool import pickle_handlers
 from penstock.worker.run import WorkerRun
-from penstock.worker.settings import Hooks, checked_settings, default_worker_name, queue_rates, queue_weights
+from penstock.worker.settings import Hooks, checked_settings, checked_until_empty, default_worker_name, queue_rates, queue_weights
 from penstock.worker.stats import WorkerCounters, WorkerStats
 
 AnyQueue: TypeAlias = Queue | AsyncQueue
 Queues: TypeAlias = AnyQueue | Sequence[AnyQueue] | Mapping[AnyQueue, int]
+_log = logging.getLogger("penstock.worker")
 F = TypeVar("F", bound=HandlerFunction)
 
 
@@ -46,7 +51,7 @@ class Worker:
     queues: a Queue, a list of queues, or a dict from queues to weights. While all queues have items, each queue gets
         handlers in proportion to its weight.
     handler: the handler of every item. Without it, register handlers by kind: `@worker.on("invoice")`. Items of kinds
-        without a handler are returned to the queue for other workers.
+        without a handler are returned to the queue for other workers, with a delay that doubles up to a minute.
     concurrency: how many handlers run at once: in threads, or in tasks if they are async. The default is 1.
     per_partition: how many handlers work on items of one partition at once.
     processes: run handlers in this many child processes, for CPU-bound work. The handlers must be defined at the top
@@ -60,6 +65,10 @@ class Worker:
     rate: the most items per second of each queue, or a dict from queues to such limits.
     name: the consumer's name in `stats` and `explain`. The default is host name and process id.
     hooks: functions that the worker calls when something happens; see `Hooks`.
+    drain_timeout: how long to wait for running handlers when the worker drains; then it stops at once. The default is
+        no limit.
+
+    `with worker:` runs it in a thread during the block, and drains it at the end.
     """
 
     def __init__(
@@ -77,6 +86,7 @@ class Worker:
         rate: float | Mapping[AnyQueue, float] | None = None,
         name: str | None = None,
         hooks: Hooks | None = None,
+        drain_timeout: Seconds | None = None,
     ) -> None:
         weights = queue_weights(queues)
         rates = queue_rates(rate, weights)
@@ -90,6 +100,7 @@ class Worker:
             lease_timeout=lease_timeout,
             name=name,
             hooks=hooks,
+            drain_timeout=drain_timeout,
         )
         self._handlers = Handlers(None if handler is None else Handler(handler))
         if processes and handler is not None:
@@ -101,6 +112,9 @@ class Worker:
         self._has_default_name = name is None
         self._starting = threading.Lock()
         self._run: WorkerRun | None = None
+        self._thread: threading.Thread | None = None
+        """The thread of the last run that `start` began."""
+        self._thread_error: BaseException | None = None
         self._fork = forks.count
 
     @property
@@ -119,24 +133,80 @@ class Worker:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def run(self, *, signals: bool = True) -> None:
+    def run(self, *, signals: bool = True, until_empty: bool | Seconds = False) -> None:
         """Run until SIGTERM, SIGINT or `stop`. Then drain: start no more handlers, wait for the running ones, settle
         their items, return the other leased items to the queue. A second signal stops at once.
 
         signals: whether to handle these signals; this works in the main thread only.
+        until_empty: True: also end when no unresolved item is left in the queues, scheduled items and those of other
+            consumers included. A number of seconds: also end when no item came for so long.
         Raises an error that ended the run: `BrokerClosed`, `QueueNotFound`.
         """
-        run = self._begin(None)
+        run = self._begin(None, until_empty)
         try:
             with _signals_handled(run.drain_or_stop, signals):
                 run.execute()
         finally:
             self._run = None
 
-    async def arun(self, *, signals: bool = True) -> None:
+    def start(self, *, until_empty: bool | Seconds = False) -> "Worker":
+        """As `run`, in a thread: returns at once. End it with `stop` and `join`; signals are not handled.
+
+        When the program ends, the worker is drained first.
+        """
+        run = self._begin(None, until_empty)
+        self._thread_error = None
+        self._thread = threading.Thread(target=self._run_in_thread, args=(run,), name="penstock worker", daemon=True)
+        atexit.register(self._drain_at_exit)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._run = self._thread = None
+            atexit.unregister(self._drain_at_exit)
+            raise
+        return self
+
+    def join(self, timeout: Seconds | None = None) -> bool:
+        """Wait until the run that `start` began has ended; gives whether it has.
+
+        Raises an error that ended the run, as `run` does.
+        """
+        thread = self._thread if self._fork == forks.count else None
+        if thread is not None:
+            thread.join(None if timeout is None else bounded_duration(timeout, "timeout") / SECOND)
+            if thread.is_alive():
+                return False
+            if self._thread_error is not None:
+                raise self._thread_error
+        return True
+
+    def _run_in_thread(self, run: WorkerRun) -> None:
+        try:
+            run.execute()
+        except BaseException as error:
+            self._thread_error = error
+        self._run = None
+        atexit.unregister(self._drain_at_exit)
+        if self._thread_error is not None:
+            _log.error("%r has ended: %s", self, self._thread_error)
+
+    def _drain_at_exit(self) -> None:
+        if self._fork == forks.count:
+            self.stop()
+            with suppress(Exception):  # it was logged
+                self.join()
+
+    def __enter__(self) -> "Worker":
+        return self if self._run is not None and self._fork == forks.count else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+        self.join()
+
+    async def arun(self, *, signals: bool = True, until_empty: bool | Seconds = False) -> None:
         """As `run`, with async handlers in the caller's event loop. Cancelling drains, cancelling again stops."""
         loop = asyncio.get_running_loop()
-        run = self._begin(loop)
+        run = self._begin(loop, until_empty)
         ended: asyncio.Future[None] = loop.create_future()
 
         def execute() -> None:
@@ -155,19 +225,21 @@ class Worker:
         finally:
             self._run = None
 
-    def _begin(self, loop: asyncio.AbstractEventLoop | None) -> WorkerRun:
+    def _begin(self, loop: asyncio.AbstractEventLoop | None, until_empty: bool | Seconds) -> WorkerRun:
         if self._fork != forks.count:
             self._start_anew_after_fork()
         with self._starting:
             if self._run is not None:
                 raise InvalidRequest("the worker is running already; make another worker, or raise its concurrency")
             self._handlers.check()
-            self._run = WorkerRun(self._weights, self._rates, self._handlers, self._settings, self._counters, loop)
+            until = checked_until_empty(until_empty)
+            self._run = WorkerRun(self._weights, self._rates, self._handlers, self._settings, self._counters, loop, until)
             return self._run
 
     def _start_anew_after_fork(self) -> None:
         """In a forked child: a run that goes on in the parent is not a run of this process."""
         self._fork, self._run, self._starting, self._counters = forks.count, None, threading.Lock(), WorkerCounters()
+        self._thread = None
         if self._has_default_name:
             self._settings = msgspec.structs.replace(self._settings, name=default_worker_name())
 

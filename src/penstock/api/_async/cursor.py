@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.api.arguments import Start, cursor_start, page_limit
 from penstock.api.homes import AsyncHome
-from penstock.api.items import Item, items_of
+from penstock.api.items import Item, ItemSource, items_of
 from penstock.loop.item_cache import Items
 from penstock.operations import AwaitItems, FindOffsets, ListCursors, MoveCursor, ReadItems, ReleaseCursor
 from penstock.words.clock import SECOND
@@ -36,11 +36,12 @@ class AsyncCursor:
     page of 1,000 items, so after a crash the last page may be read again; no item is skipped.
     """
 
-    def __init__(self, home: AsyncHome, incarnation: int, name: str, follow: bool) -> None:
+    def __init__(self, home: AsyncHome, queue: str, incarnation: int, name: str, follow: bool) -> None:
         self.name = name
         self.follow = follow
         """Whether reading waits for new items at the end of the queue."""
         self._home = home
+        self._source = ItemSource(queue)
         self._incarnation = incarnation
         self._position: dict[int, int] = {}
         """The next offset to return, by partition."""
@@ -64,7 +65,7 @@ class AsyncCursor:
         At the end of the queue the list is empty. A cursor with `follow` waits there for new items instead.
         """
         found = await self._read_next(page_limit(limit))
-        return [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)]
+        return self._items(found)
 
     async def read_arrow(self, limit: int = PAGE) -> "pa.RecordBatch":
         """Like `read`, but returns an Arrow record batch. Needs penstock[arrow]."""
@@ -93,7 +94,10 @@ class AsyncCursor:
         if not found:
             raise StopAsyncIteration
         self._after_page = after
-        self._page = [item for partition, (start, batch, at) in found for item in items_of(partition, start, batch, at, {}, 0)][::-1]
+        self._page = self._items(found)[::-1]
+
+    def _items(self, found: list[tuple[int, Items]]) -> list[Item]:
+        return [item for partition, part in found for item in items_of(self._source, partition, *part, {}, 0)]
 
     async def _read_next(self, limit: int) -> list[tuple[int, Items]]:
         self._check_open()

@@ -13,7 +13,7 @@ from penstock.api._async.cursor import AsyncCursor
 from penstock.api._async.lease import AsyncLeaseBatch
 from penstock.api.arguments import ListedItem, RequestId, Seconds, Start
 from penstock.api.homes import AsyncHome, Home
-from penstock.api.items import NewItems, single_item_batch, to_batch
+from penstock.api.items import ItemSource, NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.traces import active_tracer
@@ -278,7 +278,7 @@ class AsyncQueue:
         start: where a new cursor begins: "oldest", "newest", a time, or the id of an item.
         follow: at the end of the queue, wait for new items instead of stopping.
         """
-        cursor = AsyncCursor(self._home, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
+        cursor = AsyncCursor(self._home, self._name, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
         return await cursor._open(start)
 
     # -- inspecting ----------------------------------------------------------------------------------
@@ -323,10 +323,11 @@ class AsyncQueue:
         """
         states, start, limit = arguments.states_of(state), None if after is None else parse_id(after), arguments.page_limit(limit)
         query = ListItems(queue=self._incarnation, states=states, after=start, limit=limit)
-        return [ListedItem(found) for found in await self._home.call(query)]
+        source = ItemSource(self._name)
+        return [ListedItem(source, found) for found in await self._home.call(query)]
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
+        """Return the keys that are not free, those with the most waiting items first, and why (`.why`)."""
         return await self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     async def cursors(self) -> dict[str, dict[int, int]]:

@@ -14,6 +14,7 @@ from penstock.api import arguments
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import ListedItem, NamedQueue, Seconds
 from penstock.api.homes import Home, open_home
+from penstock.api.items import ItemSource
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
 from penstock.broker.targets import MIN_FREE_BYTES, TargetPath
@@ -199,14 +200,15 @@ class Broker:
         matches = item_filter(where)
         left = check_range("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
         arguments.check_flag("preview", preview)
-        origin, target = (self._find(source)).incarnation, (self._find(to)).incarnation
+        found_source, found_target = self._find(source), self._find(to)
+        origin, target, shared = found_source.incarnation, found_target.incarnation, ItemSource(found_source.name)
         ends = self._home.call(FindOffsets(queue=origin, at="newest"))
         ids: list[str] = []
         moved = 0
         after: tuple[int, int] | None = None
         while left > 0:
             query = ListItems(queue=origin, states=REDRIVABLE, after=after, limit=PAGE)
-            page = [ListedItem(found) for found in self._home.call(query)]
+            page = [ListedItem(shared, found) for found in self._home.call(query)]
             if not page:
                 break
             after = _next_page(page[-1], ends)

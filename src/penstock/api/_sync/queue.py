@@ -14,7 +14,7 @@ from penstock.api._sync.cursor import Cursor
 from penstock.api._sync.lease import LeaseBatch
 from penstock.api.arguments import ListedItem, RequestId, Seconds, Start
 from penstock.api.homes import Home
-from penstock.api.items import NewItems, single_item_batch, to_batch
+from penstock.api.items import ItemSource, NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.traces import active_tracer
@@ -279,7 +279,7 @@ class Queue:
         start: where a new cursor begins: "oldest", "newest", a time, or the id of an item.
         follow: at the end of the queue, wait for new items instead of stopping.
         """
-        cursor = Cursor(self._home, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
+        cursor = Cursor(self._home, self._name, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
         return cursor._open(start)
 
     # -- inspecting ----------------------------------------------------------------------------------
@@ -324,10 +324,11 @@ class Queue:
         """
         states, start, limit = arguments.states_of(state), None if after is None else parse_id(after), arguments.page_limit(limit)
         query = ListItems(queue=self._incarnation, states=states, after=start, limit=limit)
-        return [ListedItem(found) for found in self._home.call(query)]
+        source = ItemSource(self._name)
+        return [ListedItem(source, found) for found in self._home.call(query)]
 
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Return the keys that are not free, why (`.why`), and how many items wait for each."""
+        """Return the keys that are not free, those with the most waiting items first, and why (`.why`)."""
         return self._home.call(ListHeldKeys(queue=self._incarnation, limit=arguments.page_limit(limit)))
 
     def cursors(self) -> dict[str, dict[int, int]]:

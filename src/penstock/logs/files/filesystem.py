@@ -344,7 +344,9 @@ def _pwrite_all(files: Files, handle: int, data: bytes, position: int) -> None:
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space, then send the request again",
     errno.EDQUOT: "the disk quota is used up; raise it or free some space, then send the request again",
-    errno.EROFS: "the disk is read-only; mount it for writing, or open the broker read-only",
+    errno.EROFS: "the disk is read-only; mount it for writing, or open the broker with read_only=True",
+    errno.ENOTDIR: "a part of the path is a file; give the path of a directory",
+    errno.ENAMETOOLONG: "the path is too long; give a shorter one",
     errno.EACCES: "access is denied; give this user the right to read and write there",
     errno.EMFILE: "too many files are open; raise the limit of open files (ulimit -n)",
 }

@@ -100,7 +100,7 @@ def take_lock(files: Files, root: str, clock: Clock, attempts: int = LOCK_ATTEMP
             handle = files.lock(path)
         except PermissionError as error:
             raise AccessDenied(
-                f"{path} cannot be opened ({error}); run as the user who owns the directory, or open it read-only"
+                f"{path} cannot be opened ({error}); run as the user who owns the directory, or open it with read_only=True"
             ) from error
         if handle is not None:
             break
@@ -126,7 +126,7 @@ def read_holder(files: Files, root: str) -> LockHolder | None:
             files.close(handle)
     except PermissionError as error:
         raise AccessDenied(
-            f"{root}/{LOCK} cannot be opened ({error}); run as the user who owns the directory, or open it read-only"
+            f"{root}/{LOCK} cannot be opened ({error}); run as the user who owns the directory, or open it with read_only=True"
         ) from error
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None

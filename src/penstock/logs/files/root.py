@@ -43,6 +43,8 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
         root = Root(os.fspath(given[0]), given[1])
     else:
         root = Root(os.fspath(given))
+    if "\0" in root.path:
+        raise InvalidRequest(f"the path {root.path!r:.200} has a null character, which no path can have; give another")
     if not root.weight > 0:
         raise InvalidRequest(f"the weight of {root.path} is {root.weight}; give a number above 0, or set the root read-only")
     return root._replace(path=os.path.abspath(root.path))
@@ -59,6 +61,8 @@ _OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET, KEYS}
 _NETWORK = {"nfs", "nfs4", "cifs", "smbfs", "smb2", "smb3", "afpfs", "afs", "webdav", "davfs", "ncpfs", "coda", "ocfs2", "gfs2"}
 _NETWORK |= {"ceph", "glusterfs", "lustre", "gpfs", "beegfs", "pvfs2", "orangefs", "moosefs"}
 _NETWORK_FUSE = {"sshfs", "glusterfs", "ceph", "s3fs", "gcsfuse", "rclone", "davfs2", "curlftpfs", "mfs", "juicefs", "smbnetfs"}
+_NOT_STORED = {"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "configfs", "bpf", "pstore", "devpts"}
+_NOT_STORED |= {"mqueue", "fusectl", "efivarfs", "binfmt_misc", "nsfs", "selinuxfs", "devfs"}
 # 9p and virtiofs are not listed: virtual machines and containers use them for disks of their own host.
 
 
@@ -82,9 +86,9 @@ def nearest(files: Files, path: str) -> str:
 def read_marker(files: Files, root: str) -> Marker | None:
     """The root's marker; None if the directory does not exist, is empty, or holds only Penstock's files.
 
-    InvalidRequest for any other directory, and for one on a network file system.
+    InvalidRequest for any other directory, and for one on a network file system or one that stores nothing.
     """
-    _refuse_network(files, root)
+    _refuse_unfit(files, root)
     try:
         names = set(files.list(root)) if files.exists(root) else set()
         raw = read_file(files, f"{root}/{MARKER}") if MARKER in names else None
@@ -118,8 +122,10 @@ def write_marker(files: Files, root: str, marker: Marker) -> None:
     replace_file(files, root, MARKER, data)
 
 
-def _refuse_network(files: Files, root: str) -> None:
+def _refuse_unfit(files: Files, root: str) -> None:
     kind = files.filesystem(nearest(files, root)).lower()
     family, _, name = kind.partition(".")
     if kind in _NETWORK or kind.startswith("smb") or (family == "fuse" and name in _NETWORK_FUSE):
         raise InvalidRequest(f"{root} is on a network file system ({kind}), where locks and syncs are not reliable; use a local disk")
+    if kind in _NOT_STORED:
+        raise InvalidRequest(f"{root} is in {kind}, a file system of the kernel that stores no files; use a local disk")
