@@ -362,7 +362,9 @@ class EmbeddedBroker:
         if done is not None:
             return describe_queue(done)
         request = ResizeRequest(lambda engine: self._record_layout(engine, choose, operation.call), recorded_elsewhere=True)
-        before, entry = len(self.entry(operation.queue).active), self.run_request(operation.queue, request)
+        loop = self.loop(operation.queue)
+        before = len(self.entry(operation.queue).active)
+        entry = loop.call(request)
         text, about = "queue %r has %d partitions now (before: %d)", log_fields(queue=entry.name)
         _log.info(text, entry.name, len(entry.active), before, extra=about)
         return describe_queue(entry)
