@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import Fault, SimulatedFiles
 from penstock.words.clock import Moment
 from simulation.simulation import StepPrinter
@@ -66,7 +66,7 @@ class FaultInjectingFiles(SimulatedFiles):
         self.set_read_only(False)
 
 
-class InterruptingClock(ManualClock):
+class InterruptingClock(MicrosecondClock):
     """A manual clock that can raise `KeyboardInterrupt` when it is read: an interrupt between two file calls."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class InterruptingClock(ManualClock):
 class SimulatedMachine:
     """A simulated disk and a clock; its process can be killed and its power cut."""
 
-    def __init__(self, seed: int, clock: ManualClock, say: StepPrinter) -> None:
+    def __init__(self, seed: int, clock: MicrosecondClock, say: StepPrinter) -> None:
         self.say = say
         self.clock = clock
         self.disk = FaultInjectingFiles(random.Random(seed))

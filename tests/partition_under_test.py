@@ -57,7 +57,7 @@ from penstock.rules.outbox import pack_destination
 from penstock.rules.records import FenceSpec
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
 from simulation.partition.checks import check_replay
@@ -149,7 +149,7 @@ class PartitionUnderTest:
 
     def __init__(self, backend: PartitionBackend) -> None:
         self.backend = backend
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self.wrapped = Partition(backend.open(), self.clock)
 
     # -- producers and consumers -----------------------------------------------------------------------

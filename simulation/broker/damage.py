@@ -27,7 +27,7 @@ from penstock.operations import (
 )
 from penstock.rules.item_states import ItemState
 from penstock.rules.runs import offsets
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 from simulation.broker.manual_broker import MOST_TURNS, ROOT, loops_due, open_broker
@@ -48,7 +48,7 @@ CopyPlace: TypeAlias = tuple[int, int, int]
 class BrokerCopy:
     """A broker on a copy of a disk."""
 
-    def __init__(self, files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random) -> None:
+    def __init__(self, files: SimulatedFiles, clock: MicrosecondClock, segment_bytes: int, rng: random.Random) -> None:
         self.files = files
         self.clock = clock
         self.rng = rng
@@ -125,7 +125,7 @@ class BrokerCopy:
         return found
 
 
-def check_damaged_copy(files: SimulatedFiles, clock: ManualClock, segment_bytes: int, rng: random.Random, say: StepPrinter) -> None:
+def check_damaged_copy(files: SimulatedFiles, clock: MicrosecondClock, segment_bytes: int, rng: random.Random, say: StepPrinter) -> None:
     """Damage a copy of a broker's disk and use it; raises AssertionError when a check fails."""
     files = files.copy()
     files.clear_faults()

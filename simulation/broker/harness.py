@@ -17,7 +17,7 @@ from penstock.loop.requests import LeaseResult, Request, StoredPart
 from penstock.operations import ListQueues
 from penstock.reports import QueueDescription
 from penstock.rules.commands import Settled
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE, SECOND
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueNotFound, Refused, StorageFailed
@@ -94,7 +94,7 @@ class BrokerHarness(SimulatedMachine):
     def _prepare(self, sent: SentRequest) -> None:
         self.say("   %s", sent)
         self._calls += 1
-        sent.make(ManualClock.read(self.clock).elapsed, self._calls)  # not self.clock.read: only the turn may be interrupted
+        sent.make(MicrosecondClock.read(self.clock).elapsed, self._calls)  # not self.clock.read: only the turn may be interrupted
         sent.request.on_done = partial(self._record_answer, sent)
         sent.no_file_failed = not self.disk.failure_pending
         sent.no_failure_expected = self.model.inventory.all_healthy and sent.no_file_failed

@@ -7,7 +7,7 @@ import random
 
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.loop.loop import Loop
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import SimulatedFiles
 
 ROOT = "/data"
@@ -15,7 +15,7 @@ MOST_TURNS = 400
 """More turns without time passing count as an endless loop."""
 
 
-def open_broker(files: SimulatedFiles, clock: ManualClock, entropy: random.Random, segment_bytes: int) -> EmbeddedBroker:
+def open_broker(files: SimulatedFiles, clock: MicrosecondClock, entropy: random.Random, segment_bytes: int) -> EmbeddedBroker:
     return EmbeddedBroker.open(
         ROOT, files=files, clock=clock, entropy=entropy.randbytes, threaded=False, segment_bytes=segment_bytes, compression=False
     )

@@ -22,7 +22,7 @@ from penstock.rules import commands as c
 from penstock.rules.explain import LOST
 from penstock.rules.item_states import ItemState
 from penstock.rules.runs import RunSet, offsets
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import SimulatedFiles
 from penstock.words.clock import DAY
 from simulation.damage import LogDamage, check_served, payloads
@@ -40,7 +40,7 @@ class PartitionCopy:
     def __init__(
         self,
         files: SimulatedFiles,
-        clock: ManualClock,
+        clock: MicrosecondClock,
         root: str,
         owner: tuple[int, int],
         segment_bytes: int,
@@ -86,7 +86,7 @@ class PartitionCopy:
 
 def check_damaged_copy(
     files: SimulatedFiles,
-    clock: ManualClock,
+    clock: MicrosecondClock,
     root: str,
     owner: tuple[int, int],
     segment_bytes: int,

@@ -21,7 +21,7 @@ from penstock.logs.log import Draft, Frame, Gap
 from penstock.loop.partition import Partition
 from penstock.rules import commands as c
 from penstock.rules.runs import offsets
-from penstock.testing.clock import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.testing.disk import Fault, Halt
 from penstock.words.clock import HOUR, MINUTE
 from penstock.words.errors import OutcomeUnknown, PenstockError, StorageFailed
@@ -144,7 +144,7 @@ class PartitionHarness(SimulatedMachine):
     """A partition and its model."""
 
     def __init__(self, seed: int, say: StepPrinter) -> None:
-        super().__init__(seed, ManualClock(), say)
+        super().__init__(seed, MicrosecondClock(), say)
         self.chance = RandomCommands(random.Random(seed))
         self._segment_bytes = self.chance.segment_bytes()
         self._produced: dict[int, checks.ItemContent] = {}

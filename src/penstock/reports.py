@@ -1,6 +1,9 @@
 """Reports of a broker about its queues and items: plain data, the same from every kind of home.
 
-Owns: the report types. Times are wall microseconds (`…_at`) or seconds where the name says so.
+Owns: the report types. Durations are seconds, as their names say. Reports that the API gives to its callers show times
+as datetimes in UTC, by properties: they are sent as wall microseconds (fields that end in `_wall`), under the name of
+the property. The times of `QueueDescription`, `ListedItemData`, `OwnerDescription` and `ClientDescription`, which the
+API or the CLI converts, are wall microseconds.
 """
 
 from datetime import datetime
@@ -146,15 +149,14 @@ class ItemTrace(msgspec.Struct, frozen=True):
     went_to: tuple[int, int, int] | None
 
 
-class ItemEvent(msgspec.Struct, frozen=True):
+class ItemEvent(msgspec.Struct, frozen=True, rename={"at_wall": "at"}):
     """An event of an item, in the queue in which it was at that time."""
 
     event: str
     """"produced", "leased", "completed", …: the events of an item's life (docs/architecture.md)."""
     queue: str
     id: str
-    at: int
-    """Wall microseconds."""
+    at_wall: int
     attempt: int = 0
     reason: str = ""
     consumer: str = ""
@@ -166,8 +168,9 @@ class ItemEvent(msgspec.Struct, frozen=True):
     """Where a transfer came from: "<queue>/<partition>"."""
 
     @property
-    def time(self) -> datetime:
-        return timestamp(self.at)
+    def at(self) -> datetime:
+        """When it happened."""
+        return timestamp(self.at_wall)
 
 
 class HeldKey(msgspec.Struct, frozen=True):
@@ -289,18 +292,23 @@ class QueueMetrics(msgspec.Struct, frozen=True):
     writes_adopted: int = 0
 
 
-class BrokerMetrics(msgspec.Struct, frozen=True):
+class BrokerMetrics(msgspec.Struct, frozen=True, rename={"opened_wall": "opened_at"}):
     """The metrics of every queue, by name."""
 
     queues: dict[str, QueueMetrics]
-    opened_at: int = 0
-    """When the broker was opened (wall): the counters begin there."""
+    opened_wall: int = 0
+    """`opened_at` in microseconds since 1970."""
     clients: int = 0
     """Processes that use the broker through its owner."""
     free_bytes: dict[int, int] = {}
     """Number of a storage root, from 0 on → its free space; without those that cannot be asked."""
     min_free_bytes: int = 0
     """With less free space, produce is refused."""
+
+    @property
+    def opened_at(self) -> datetime:
+        """When the broker was opened: the counters begin there."""
+        return timestamp(self.opened_wall)
 
 
 class GrantFailure(msgspec.Struct):

@@ -11,7 +11,7 @@ from typing import Any, cast
 import penstock
 from penstock import Broker
 from penstock.broker.embedded import EmbeddedBroker
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 
 ADAPTED = (penstock.AsyncBroker, penstock.AsyncQueue, penstock.AsyncLease, penstock.AsyncLeaseBatch, penstock.AsyncCursor)
 WAIT = 20.0
@@ -83,7 +83,7 @@ class BrokerOpener:
     def __init__(self, target: str, is_async: bool, stack: ExitStack) -> None:
         self.target = target
         self._runner = stack.enter_context(asyncio.Runner()) if is_async else None
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self._opened: list[Broker] = []
         stack.callback(self.close)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.items import Item, ItemSource, NewItem, items_of, single_item_batch, to_batch
+from penstock.api.items import Item, ItemOrigin, ItemSource, NewItem, items_of, single_item_batch, to_batch
 from penstock.rules.routing import dedup_digest, dedup_slot, key_ids, slot
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import SECOND
@@ -39,7 +39,8 @@ NEW_ITEMS = st.builds(
 )
 LISTS = st.lists(NEW_ITEMS | PAYLOADS, min_size=1, max_size=8)
 SOURCE = ItemSource("orders", 4)
-ORIGIN = Origin("orders", 7, "3-17", attempts=5, reason="spent")
+ORIGIN = Origin("orders", 7, "3-17", attempts=5, reason="spent", buried_at=1_500_000)
+SHOWN_ORIGIN = ItemOrigin("orders", 7, "3-17", 5, "spent", None, None, None, datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC), False, False)
 
 
 class Special(NewItem, frozen=True):
@@ -181,7 +182,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"priority": True}, "the priority is bool; give a whole number from 0 to 9"),
     ({"priority": 5.0}, "the priority is float; give a whole number from 0 to 9"),
     ({"at": datetime(2030, 1, 1)}, "at has no timezone; give one"),
-    ({"at": "tomorrow"}, "at is str; give a datetime with a timezone, or seconds since 1970"),
+    ({"at": "tomorrow"}, "at is str; give a datetime with a timezone"),
     ({"ttl": -1}, "the ttl is out of bounds; give 0 to "),
     ({"ttl": "1h"}, "the ttl is str; give seconds or a timedelta"),
     ({"ttl": 0}, "the ttl is 0; give more, or None for the queue's own"),
@@ -258,7 +259,7 @@ def test_each_item_reads_its_own_row() -> None:
     batch = Batch([b"a", b"b"], [b"k", None], [1, 0], kinds=[None, "x"], ttls=[0, 1_500_000], origins=[None, encode(ORIGIN)])
     first, second = items_of(SOURCE, 3, 17, batch, 5, {})
     assert (first.payload, first.key, first.kind, first.ttl, first.origin) == (b"a", "k", None, None, None)
-    assert (second.payload, second.key, second.kind, second.ttl, second.origin) == (b"b", None, "x", 1.5, ORIGIN)
+    assert (second.payload, second.key, second.kind, second.ttl, second.origin) == (b"b", None, "x", 1.5, SHOWN_ORIGIN)
 
 
 def test_an_item_knows_its_queue() -> None:

@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock import Broker, Item, NewItem, Queue, Redriven
 from penstock.errors import InvalidRequest, LeaseLost, QueueNotFound
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import SECOND
 from tests.api.both_apis import WAIT, BrokerOpener, run_all_turns
 
@@ -214,14 +214,16 @@ def test_a_buried_item_arrives_in_the_dead_queue(broker: Broker) -> None:
     origin = item.origin
     assert origin is not None
     assert (origin.queue, origin.id, origin.attempts, origin.reason) == ("orders", item_id, 2, "attempts spent: second")
-    assert origin.first_failed_at <= origin.last_failed_at
+    times = [origin.produced_at, origin.first_failed_at, origin.last_failed_at, origin.buried_at]
+    assert None not in times and sorted(filter(None, times)) == times
+    assert all(at.tzinfo is UTC for at in times if at is not None)
     assert queue.stats().depth == 0
     assert queue.explain(item_id).queue == "orders.dead"
 
 
 @pytest.mark.parametrize("wait", ["ready", "leased"])
 def test_an_item_beyond_its_ttl_arrives_in_the_dead_queue(wait: str) -> None:
-    clock = ManualClock()
+    clock = MicrosecondClock()
     with penstock.open("memory://", clock=clock, threaded=False) as broker:
         dead = broker.create_queue("orders.dead")
         queue = broker.create_queue("orders", dead_queue=dead, lease_timeout=10, max_attempts=1, ttl=20)
@@ -348,7 +350,7 @@ WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
     ("pause what", lambda _, q: q.pause(lease="x"), "lease is str; give True or False"),  # type: ignore[arg-type]
     ("pause where", lambda _, q: q.pause(partition=-1), "partition is -1; give a whole number from 0 to"),
     ("seek", lambda _, q: q.seek(), "seek takes either an id or a time; give an id, or at="),
-    ("seek both", lambda _, q: q.seek("0-0", at=1.0), "seek takes either an id or a time; give an id, or at="),
+    ("seek both", lambda _, q: q.seek("0-0", at=datetime.now(UTC)), "seek takes either an id or a time; give an id, or at="),
     ("seek date", lambda _, q: q.seek(at=datetime(2026, 1, 1)), "at has no timezone; give one"),
     ("resize", lambda _, q: q.resize(1025), "partitions is 1025; give a whole number from 1 to 1024"),
     ("read-only", lambda _, q: q.set_read_only(5), "partition 5 takes no items; those that do are [0]"),

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ WAKERS: list[tuple[str, Callable[[Broker, Queue], object]]] = [
     ("produce", lambda _, q: q.produce(b"new")),
     ("retry", lambda _, q: q.lease(request_id="held")[0].retry()),
     ("delayed retry", lambda _, q: q.lease(request_id="held")[0].retry(delay=0.02)),
-    ("schedule", lambda _, q: q.produce(b"new", at=q.lease(request_id="held")[0].item.produced_at.timestamp() + 0.3)),
+    ("schedule", lambda _, q: q.produce(b"new", at=q.lease(request_id="held")[0].item.produced_at + timedelta(seconds=0.3))),
     ("resume", lambda _, q: resume(q)),
     ("redrive", lambda b, q: b.redrive("other", to=q)),
     ("redrive in place", redrive_in_place),

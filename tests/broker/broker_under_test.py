@@ -47,7 +47,7 @@ from penstock.rules import routing, slots
 from penstock.rules.commands import Settled
 from penstock.rules.item_states import ItemState
 from penstock.rules.runs import RunSet
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words import ids
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, SystemClock
@@ -77,9 +77,9 @@ def batch_of(*payloads: str | bytes, dedups: Sequence[str | None] | None = None,
 class BrokerUnderTest:
     """A broker, its storage and its clock."""
 
-    def __init__(self, storage: BrokerStorage, *, threaded: bool = False, clock: ManualClock | None = None, **options: Any) -> None:
+    def __init__(self, storage: BrokerStorage, *, threaded: bool = False, clock: MicrosecondClock | None = None, **options: Any) -> None:
         self.storage = storage
-        self.clock = clock or ManualClock()
+        self.clock = clock or MicrosecondClock()
         self.threaded = threaded
         self._options = options
         self._entropy = random.Random(7).randbytes

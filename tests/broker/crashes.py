@@ -8,14 +8,15 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.storages import SimulatedStorage
 
 Work = Callable[[BrokerUnderTest], None]
 
 
-def disk_after(work: Work) -> tuple[SimulatedFiles, ManualClock]:
+def disk_after(work: Work) -> tuple[SimulatedFiles, MicrosecondClock]:
     """A disk on which some work was done by a broker that was then killed."""
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
@@ -24,7 +25,9 @@ def disk_after(work: Work) -> tuple[SimulatedFiles, ManualClock]:
     return files, broker.clock
 
 
-def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *, step: int = 1) -> Iterator[tuple[BrokerUnderTest, bool]]:
+def crash_at_each_call(
+    start: tuple[SimulatedFiles, MicrosecondClock], work: Work, *, step: int = 1
+) -> Iterator[tuple[BrokerUnderTest, bool]]:
     """For every file call of the work: the broker opened after a crash in that call, and whether the work was done
     before.
 
@@ -44,7 +47,7 @@ def crash_at_each_call(start: tuple[SimulatedFiles, ManualClock], work: Work, *,
         assert call > 3, "the work makes file calls"
 
 
-def _run(start: tuple[SimulatedFiles, ManualClock], work: Work, call: int, rng: random.Random) -> tuple[BrokerUnderTest, bool]:
+def _run(start: tuple[SimulatedFiles, MicrosecondClock], work: Work, call: int, rng: random.Random) -> tuple[BrokerUnderTest, bool]:
     files = start[0].copy()
     files._rng = rng
     broker = BrokerUnderTest(SimulatedStorage(files), clock=copy.deepcopy(start[1]))

@@ -3,6 +3,7 @@
 Owns: `DirectoryBroker`, functions that fill a queue (`fill`, `run_sample_workload`), and `all_answers` of all queries.
 """
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ from penstock.operations import (
     ReadStats,
     TraceItem,
 )
-from penstock.testing import ManualClock
-from penstock.words.clock import SECOND
+from penstock.testing.clock import MicrosecondClock
 from tests.api.both_apis import run_all_turns
 
 
@@ -39,7 +39,7 @@ class DirectoryBroker:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self.broker: Broker = penstock.open(path, clock=self.clock, threaded=False)
 
     @property
@@ -75,7 +75,7 @@ def run_sample_workload(directory_broker: DirectoryBroker) -> None:
     orders = directory_broker.broker.create_queue("orders", partitions=3, dead_queue="dead", max_attempts=2)
     orders.produce_many([NewItem(b"%d" % n, key=f"k{n % 7}") for n in range(40)])
     fill(orders, 5, priority=1)
-    orders.produce(b"later", at=directory_broker.clock.read().wall / SECOND + 60)
+    orders.produce(b"later", at=directory_broker.clock.now() + timedelta(seconds=60))
     batch = orders.lease(12, consumer="c")
     batch[0].complete()
     batch[1].bury("bad")

@@ -11,7 +11,8 @@ import pytest
 from penstock.broker.inbox import InboxProcessor
 from penstock.broker.partition_layout import KEPT_MAPS
 from penstock.logs.store import write_name
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
@@ -29,7 +30,7 @@ def frame(number: int, dedup: bool) -> Batch:
 
 
 @cache
-def disk_with_two_writes(dedup: bool) -> tuple[SimulatedFiles, ManualClock]:
+def disk_with_two_writes(dedup: bool) -> tuple[SimulatedFiles, MicrosecondClock]:
     """A queue with some items, and two published writes that are not adopted yet."""
 
     def work(broker: BrokerUnderTest) -> None:

@@ -3,7 +3,8 @@
 import copy
 
 from penstock.operations import ListItems
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at
 from tests.broker.crashes import crash_at_each_call, disk_after
@@ -24,7 +25,7 @@ def texts_of(batch: Batch) -> list[str]:
     return [payload.decode() for payload in batch.payloads]
 
 
-def start() -> tuple[SimulatedFiles, ManualClock, Batch]:
+def start() -> tuple[SimulatedFiles, MicrosecondClock, Batch]:
     batches: list[Batch] = []
 
     def work(broker: BrokerUnderTest) -> None:

@@ -6,7 +6,8 @@ from functools import cache, partial
 
 import pytest
 
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import MINUTE, SECOND
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.crashes import disk_after
@@ -38,7 +39,7 @@ def test_a_resize_between_a_grant_and_its_commit(file_broker: BrokerUnderTest, w
 
 
 @cache
-def disk_with_a_grant() -> tuple[SimulatedFiles, ManualClock]:
+def disk_with_a_grant() -> tuple[SimulatedFiles, MicrosecondClock]:
     """A queue with keys, a grant that is to be completed, one item of which failed."""
 
     def work(broker: BrokerUnderTest) -> None:
@@ -55,7 +56,7 @@ def cut(step: int, away: int) -> Iterator[BrokerUnderTest]:
     the next grant.
     """
     files, clock = disk_with_a_grant()
-    clocks: list[ManualClock] = []
+    clocks: list[MicrosecondClock] = []
 
     def ask_for_the_next(disk: SimulatedFiles) -> Callable[[], object]:
         broker = BrokerUnderTest(SimulatedStorage(disk), clock=copy.deepcopy(clock))

@@ -12,7 +12,8 @@ from contextlib import suppress
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.testing import Halt, ManualClock
+from penstock.testing import Halt
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
@@ -29,7 +30,7 @@ class InboxSimulation:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.files = PartlyFailingFiles(random.Random(seed + 1))
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self.broker = BrokerUnderTest(SimulatedStorage(self.files), clock=self.clock)
         self.broker.create(partitions=self.rng.randint(1, 3), dedup_window=30 * SECOND)
         self.incarnation = self.broker.find().incarnation

@@ -22,7 +22,8 @@ from penstock.operations import (
     UpdateQueue,
 )
 from penstock.rules.options import Options
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, OutcomeUnknown, QueueBusy, QueueExists, QueueNotFound
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, keys_at, refusal, run_threads
 from tests.broker.crashes import crash_at_each_call, disk_after
@@ -176,7 +177,7 @@ def test_the_files_of_a_deleted_queue_are_removed() -> None:
 
 
 @cache
-def with_two() -> tuple[SimulatedFiles, ManualClock]:
+def with_two() -> tuple[SimulatedFiles, MicrosecondClock]:
     def work(broker: BrokerUnderTest) -> None:
         broker.create("q", partitions=2).produce("x")
         broker.create("other").produce("y")

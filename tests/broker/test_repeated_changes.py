@@ -25,7 +25,8 @@ from penstock.operations import (
 from penstock.reports import QueueDescription
 from penstock.rules import catalog, routing
 from penstock.rules.commands import Call
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, QueueExists, QueueNotFound, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, keys_at
@@ -163,7 +164,7 @@ def test_a_change_cut_off_anywhere_is_finished_by_its_repetition(name: str) -> N
 
 
 @cache
-def _prepared_disk(name: str) -> tuple[SimulatedFiles, ManualClock]:
+def _prepared_disk(name: str) -> tuple[SimulatedFiles, MicrosecondClock]:
     return disk_after(lambda broker: _ignore(prepared(broker, CHANGES[name])))
 
 

@@ -5,7 +5,8 @@ from functools import cache
 import pytest
 
 from penstock.operations import ListItems
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from tests.broker.broker_under_test import BrokerUnderTest
 from tests.broker.crashes import crash_at_each_call, disk_after
 
@@ -13,7 +14,7 @@ KEYS = [f"key-{number}" for number in range(10)]
 
 
 @cache
-def busy(width: int) -> tuple[SimulatedFiles, ManualClock]:
+def busy(width: int) -> tuple[SimulatedFiles, MicrosecondClock]:
     """A queue with a backlog, some of it leased, some backing off, some scheduled, a key parked, and dedup ids
     remembered.
     """

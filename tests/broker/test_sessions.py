@@ -9,7 +9,8 @@ from penstock.loop.requests import LeaseRequest, LeaseResult, ProduceRequest, Se
 from penstock.operations import LeaseItems, ProduceItems, SettleItems
 from penstock.rules import calls
 from penstock.rules.commands import Call, Settled
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, QueueFull, StorageFailed
@@ -464,7 +465,7 @@ def test_a_repeated_settle_that_a_failing_partition_may_know_is_of_unknown_outco
 
 
 @cache
-def three_partitions() -> tuple[SimulatedFiles, ManualClock]:
+def three_partitions() -> tuple[SimulatedFiles, MicrosecondClock]:
     def work(broker: BrokerUnderTest) -> None:
         queue = broker.create(partitions=3)
         queue.produce(*[f"old {key}" for key in KEYS], keys=KEYS)

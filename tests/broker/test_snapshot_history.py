@@ -1,5 +1,7 @@
 """The history of items through all their queues, from an owner and from a snapshot."""
 
+from datetime import timedelta
+
 import pytest
 
 from penstock import NewItem
@@ -48,7 +50,7 @@ def test_an_item_is_followed_through_queues(directory_broker: DirectoryBroker) -
     assert [event.destination for event in found if event.destination] == ["dead/0", "dead/0-0", "orders/0", "orders/0-3"]
     assert [event.source for event in found if event.source] == ["orders/0", "dead/0"]
     buried = found[2]
-    assert (buried.reason, buried.consumer, buried.attempt) == ("bad", "c", 1) and buried.time.tzinfo is not None
+    assert (buried.reason, buried.consumer, buried.attempt) == ("bad", "c", 1) and buried.at.tzinfo is not None
 
 
 def test_an_item_whose_queue_is_gone_keeps_what_is_left_of_its_history(directory_broker: DirectoryBroker) -> None:
@@ -87,7 +89,7 @@ def test_an_item_that_went_to_a_deleted_queue(directory_broker: DirectoryBroker)
 
 def test_a_resized_item_is_followed_to_its_new_partition(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("orders", partitions=1)
-    names = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}", at=directory_broker.clock.read().wall / SECOND + 5) for n in range(8)])
+    names = queue.produce_many([NewItem(b"%d" % n, key=f"k{n}", at=directory_broker.clock.now() + timedelta(seconds=5)) for n in range(8)])
     queue.resize(4)
     directory_broker.clock.advance(5 * SECOND)
     run_all_turns(directory_broker.broker)

@@ -7,7 +7,8 @@ from typing import Any
 
 from penstock.loop.requests import SettlePart
 from penstock.operations import ListItems, RedriveItems
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words import origin
 from penstock.words.errors import PenstockError
 from penstock.words.origin import Origin
@@ -45,7 +46,7 @@ class PreparedDisk:
 
     def __init__(self) -> None:
         self.parts: list[SettlePart] = []
-        self.place: tuple[SimulatedFiles, ManualClock]
+        self.place: tuple[SimulatedFiles, MicrosecondClock]
 
 
 def test_no_transfer_is_forgotten_when_a_turn_is_interrupted() -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import UTC, datetime
 
 import pytest
 
@@ -23,7 +24,7 @@ def busy(orders_cli: CommandLine) -> CommandLine:
         assert len(orders.lease(consumer="me", lease_timeout=3600)) == 1
         orders.produce(b"\xff\x00", key="bob", headers={"a": "1", "raw": b"\xff"}, reference="r", ttl=3600)
         orders.lease()[0].bury("no\ngood")
-        orders.produce("later", at=32_503_680_000)
+        orders.produce("later", at=datetime(3000, 1, 1, tzinfo=UTC))
     return orders_cli
 
 

@@ -11,7 +11,8 @@ from itertools import chain
 
 from penstock.logs.files.repair import RepairReport, repair
 from penstock.logs.log import Frame, Gap
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, comparable, state_draft
 from tests.logs.items import fill, items_draft, payload
 from tests.logs.scripted_owner import FOLDER, open_log, segments
@@ -94,7 +95,7 @@ def damaged(name: str, seed: int = 0) -> SimulatedFiles:
 
 def run_repair(files: SimulatedFiles, *, discard: bool = False) -> RepairReport:
     files.kill()
-    return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=ManualClock())
+    return repair(files, FOLDER, INCARNATION, PARTITION, discard=discard, clock=MicrosecondClock())
 
 
 def listed(files: SimulatedFiles) -> tuple[list[ComparableFrame], list[Gap]]:

@@ -7,7 +7,8 @@ from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import verify
 from penstock.logs.log import DURABILITIES, Durability, Frame, Gap, ReadableLog
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from tests.logs.backends import INCARNATION, PARTITION, base_draft, draft
 from tests.logs.scripted_owner import FOLDER, open_log, segments
 
@@ -82,7 +83,7 @@ def test_the_only_segment_is_missing_and_the_opening_is_cut_off(durability: Dura
 def test_a_missing_only_segment_is_repaired(durability: Durability) -> None:
     files = written(durability)
     files.remove(segments(files)[0])
-    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock())
+    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=MicrosecondClock())
     assert [(gap.start, gap.stop) for gap in done.gaps] == [(0, ITEMS)]
     files.kill()
     assert verify(files, FOLDER, INCARNATION, PARTITION).sound
@@ -108,7 +109,7 @@ def test_missing_oldest_segments_are_repaired_by_one_gap_segment() -> None:
         offsets.append(first_offset)
         return [Gap(1, 0, 2, ITEMS, FOLDER, "missing")]  # the first two were dropped on purpose
 
-    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock(), lost_front=lost_front)
+    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=MicrosecondClock(), lost_front=lost_front)
     assert offsets == [ITEMS]
     assert [(gap.start, gap.stop) for gap in done.gaps] == [(2, ITEMS)]
     files.kill()

@@ -10,7 +10,8 @@ from penstock.logs.files.repair import repair
 from penstock.logs.files.verify import VerifyReport, verify
 from penstock.logs.frame import HEADER_BYTES, frame_bytes, parse_header
 from penstock.logs.log import Frame, FrameType, Gap
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import CorruptLog
 from tests.logs.backends import INCARNATION, PARTITION, ComparableFrame, base_draft, comparable, noise, state_draft
 from tests.logs.items import START, items_draft, plain_draft
@@ -206,7 +207,7 @@ def check_nothing_whole_is_lost(life: RandomLog, files: SimulatedFiles, found: O
 
 
 def check_repair(life: RandomLog, files: SimulatedFiles, report: VerifyReport, before: OpenedLog | None) -> None:
-    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock())
+    done = repair(files, FOLDER, INCARNATION, PARTITION, clock=MicrosecondClock())
     assert done.opens == report.opens
     assert done.gaps == report.damage
     after, found = verified(files), opened(files)
@@ -234,7 +235,7 @@ def lost(gaps: list[Gap]) -> set[int]:
 def check_changes_nothing_again(files: SimulatedFiles) -> None:
     before = {path: data for path, data in files.contents().items() if not path.endswith("LOCK")}
     files.kill()
-    assert not repair(files, FOLDER, INCARNATION, PARTITION, clock=ManualClock()).changed
+    assert not repair(files, FOLDER, INCARNATION, PARTITION, clock=MicrosecondClock()).changed
     assert {path: data for path, data in files.contents().items() if not path.endswith("LOCK")} == before
 
 

@@ -15,7 +15,8 @@ from penstock.logs.files import root
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles
 from penstock.logs.files.root import FORMAT
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, PenstockError, StorageFailed
 from tests.logs.backends import draft
 from tests.logs.scripted_owner import ROOT, ScriptedOwner, open_log
@@ -75,7 +76,7 @@ def test_an_older_process_refuses_a_directory_of_this_format(monkeypatch: pytest
 def test_the_format_of_an_older_directory_is_raised_before_anything_else_is_written() -> None:
     """Opening it is cut off at every file call, by a power cut."""
     old = SimulatedFiles()
-    EmbeddedBroker.open(ROOT, files=old, threaded=False, clock=ManualClock()).close()
+    EmbeddedBroker.open(ROOT, files=old, threaded=False, clock=MicrosecondClock()).close()
     old.crash()  # so that nothing is left to be lost
     marker = json.loads(old.content(MARKER))
     old.put_file(MARKER, json.dumps({**marker, "format": FORMAT - 1}).encode())
@@ -86,7 +87,7 @@ def test_the_format_of_an_older_directory_is_raised_before_anything_else_is_writ
         files = old.copy()
         files.fail(files.calls + call, "halt")
         try:
-            EmbeddedBroker.open(ROOT, files=files, threaded=False, clock=ManualClock()).close()
+            EmbeddedBroker.open(ROOT, files=files, threaded=False, clock=MicrosecondClock()).close()
             done = True
         except Halt:
             pass

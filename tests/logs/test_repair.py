@@ -11,7 +11,8 @@ from penstock.logs.files.repair import repair
 from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.verify import verify
 from penstock.logs.log import Frame, FrameType, Gap
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import BrokerLocked, CorruptLog, InvalidRequest
 from tests.logs.backends import INCARNATION, PARTITION, base_draft
 from tests.logs.damaged_logs import (
@@ -99,7 +100,7 @@ def test_the_report_is_a_file() -> None:
     assert told_there["segments"] == done.segments
     assert told_there["copies"] == done.copies
     assert told_there["side_files"] == ["checkpoint: the checkpoint is damaged and was ignored"]
-    assert told_there["at"] == ManualClock().read().wall
+    assert told_there["at"] == MicrosecondClock().read().wall
     flip_frames_with(files, payload(0))
     assert run_repair(files).path == f"{FOLDER}/repair-2.json"
 

@@ -16,7 +16,8 @@ from penstock.loop.catalog import Catalog
 from penstock.rules import catalog
 from penstock.rules.catalog import Created, Deleted, QueueEntry
 from penstock.rules.options import Options
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, QueueExists, QueueNotFound
 
 FOLDER = f"/data/logs/{0:016x}/{0:05}"
@@ -25,12 +26,12 @@ Opener = Callable[[], Catalog]
 
 def in_memory() -> Opener:
     kept: list[Frame] = []
-    return lambda: Catalog(MemoryLog(0, 0, kept), ManualClock())
+    return lambda: Catalog(MemoryLog(0, 0, kept), MicrosecondClock())
 
 
 def in_files(files: SimulatedFiles | None = None) -> Opener:
     disk = files or SimulatedFiles()
-    return lambda: Catalog(FileLog(disk, FOLDER, 0, 0), ManualClock())
+    return lambda: Catalog(FileLog(disk, FOLDER, 0, 0), MicrosecondClock())
 
 
 @pytest.fixture(params=[in_memory, in_files])
@@ -68,7 +69,7 @@ def test_reopening_restores_every_answered_change(reopen: Opener) -> None:
     again = reopen()
     assert names(again) == ["dead", "orders"]
     assert again.find("orders") == again.get(2) == shaped
-    assert (shaped.options.policy.max_attempts, shaped.created_at) == (3, ManualClock().read().wall)
+    assert (shaped.options.policy.max_attempts, shaped.created_at) == (3, MicrosecondClock().read().wall)
     assert again.deleted == [gone.incarnation] == [3]
     again.record_removed(3)
     again.close()
@@ -107,7 +108,7 @@ def test_records_of_one_run_are_stored_all_or_none(reopen: Opener) -> None:
 def test_the_log_of_incarnation_0_has_a_directory_like_any_other(tmp_path: Path) -> None:
     for expected in ([], ["queue-0"]):
         directory = FileStore.open(tmp_path)
-        found = Catalog(directory.log(loop_catalog.INCARNATION, loop_catalog.PARTITION), ManualClock())
+        found = Catalog(directory.log(loop_catalog.INCARNATION, loop_catalog.PARTITION), MicrosecondClock())
         assert names(found) == expected
         found.create("queue-0", Options(), incarnation=1, exist_ok=True)
         assert [tuple(owner) for owner in directory.logs()] == [(0, 0)]
@@ -118,7 +119,7 @@ def test_the_log_of_incarnation_0_has_a_directory_like_any_other(tmp_path: Path)
 def test_a_change_survives_a_power_cut_in_every_durability_mode(durability: str) -> None:
     files = SimulatedFiles()
     directory = FileStore.open("/data", files=files, durability=durability)  # type: ignore[arg-type]
-    fill(Catalog(directory.log(0, 0), ManualClock()), range(3))
+    fill(Catalog(directory.log(0, 0), MicrosecondClock()), range(3))
     files.crash()
     assert names(in_files(files)()) == ["queue-0", "queue-1", "queue-2"]
 
@@ -177,9 +178,9 @@ def test_a_damaged_catalog_does_not_open_until_it_is_repaired() -> None:
     directory = FileStore.open("/data", files=files)
     for log in (directory.log(0, 0), None):  # held here, but no longer open
         with pytest.raises(CorruptLog, match=r"the catalog is damaged at .*; run verify, then repair"):
-            Catalog(log or directory.log(0, 0), ManualClock())
+            Catalog(log or directory.log(0, 0), MicrosecondClock())
     directory.close()
-    assert repair(files, FOLDER, 0, 0, clock=ManualClock()).opens
+    assert repair(files, FOLDER, 0, 0, clock=MicrosecondClock()).opens
     again = in_files(files)()
     assert names(again) == ["queue-0", "queue-2", "queue-3"]
     assert [gap.repaired for gap in again.gaps] == [True]
@@ -209,7 +210,7 @@ def test_a_record_of_a_newer_penstock_is_refused(body: bytes) -> None:
     list(log.recover())
     log.append([Draft(FrameType.STATE, 0, 1, 0, 0, 0, [body])])
     with pytest.raises(CorruptLog, match=r"frame 1 of the catalog is whole but cannot be understood .*; use a newer"):
-        Catalog(MemoryLog(0, 0, log.kept), ManualClock())
+        Catalog(MemoryLog(0, 0, log.kept), MicrosecondClock())
 
 
 # -- the end -------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from penstock.loop.catalog import Catalog
 from penstock.rules import catalog
 from penstock.rules.catalog import Created, Deleted
 from penstock.rules.options import Options
-from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import CorruptLog, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy
 
@@ -47,7 +48,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def expected_dumps() -> list[bytes]:
     """The catalog before the first step and after each step."""
-    found = Catalog(MemoryLog(0, 0), ManualClock())
+    found = Catalog(MemoryLog(0, 0), MicrosecondClock())
     dumps = [catalog.dump(found.state)]
     for step in STEPS:
         step(found)
@@ -57,7 +58,7 @@ def expected_dumps() -> list[bytes]:
 
 
 def place(files: SimulatedFiles) -> FileStore:
-    return FileStore.open("/data", files=files, clock=ManualClock(), entropy=bytes)
+    return FileStore.open("/data", files=files, clock=MicrosecondClock(), entropy=bytes)
 
 
 def reopened(files: SimulatedFiles) -> bytes:
@@ -65,7 +66,7 @@ def reopened(files: SimulatedFiles) -> bytes:
     dumps = []
     for _ in range(2):
         files.kill()
-        dumps.append(catalog.dump(Catalog(place(files).log(0, 0), ManualClock()).state))
+        dumps.append(catalog.dump(Catalog(place(files).log(0, 0), MicrosecondClock()).state))
     assert dumps[0] == dumps[1]
     return dumps[0]
 
@@ -98,8 +99,8 @@ class CatalogRun:
     def _open(self) -> Catalog:
         for _ in range(2):
             with contextlib.suppress(StorageFailed):  # a failed opening lets go of the log
-                return Catalog(self._directory.log(0, 0), ManualClock())
-        return Catalog(self._directory.log(0, 0), ManualClock())
+                return Catalog(self._directory.log(0, 0), MicrosecondClock())
+        return Catalog(self._directory.log(0, 0), MicrosecondClock())
 
     def _refused(self, found: Catalog, error: StorageFailed) -> None:
         self.refusals.append(str(error))
@@ -162,7 +163,7 @@ def test_a_kill_at_any_call_leaves_the_catalog_before_or_after_the_change() -> N
 def begun(step: int) -> tuple[SimulatedFiles, Catalog]:
     """A catalog after the steps before the given one."""
     files = SimulatedFiles()
-    found = Catalog(place(files).log(0, 0), ManualClock())
+    found = Catalog(place(files).log(0, 0), MicrosecondClock())
     for earlier in STEPS[:step]:
         earlier(found)
     return files, found
@@ -209,7 +210,7 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) 
     """Ctrl-C between log and state: the catalog refuses changes until it is reopened."""
     files = SimulatedFiles()
     log = place(files).log(0, 0)
-    found = Catalog(log, ManualClock())
+    found = Catalog(log, MicrosecondClock())
     STEPS[0](found)
 
     def interrupted() -> None:
@@ -230,7 +231,7 @@ def test_an_interrupt_leaves_nothing_half_done(monkeypatch: pytest.MonkeyPatch) 
 def test_damage_found_while_reopening_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_catalog, "SEGMENT_BYTES", 1 << 20)
     files = SimulatedFiles()
-    found = Catalog(place(files).log(0, 0), ManualClock())
+    found = Catalog(place(files).log(0, 0), MicrosecondClock())
     STEPS[0](found)
     STEPS[1](found)
     path = next(path for path in files.contents() if path.endswith(".log"))

@@ -16,7 +16,8 @@ from penstock.logs.memory import MemoryLog
 from penstock.loop import catalog as loop_catalog
 from penstock.loop.catalog import Catalog
 from penstock.rules.options import Options, merged
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueExists, QueueNotFound, StorageFailed
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
@@ -35,7 +36,7 @@ class CatalogStateMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 99))
     def begin(self, seed: int) -> None:
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self.kept: list[Frame] = []
         self.files = SimulatedFiles(random.Random(seed))
         self.catalog = Catalog(self.log(), self.clock)

@@ -19,7 +19,7 @@ from penstock.loop.recovery import find_missing_front
 from penstock.rules.explain import LOST
 from penstock.rules.item_states import ItemState
 from penstock.rules.runs import offsets
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import SystemClock
 from penstock.words.limits import Retention
 from tests.partition_under_test import INCARNATION, PARTITION, FilePartitionBackend, PartitionUnderTest
@@ -207,7 +207,7 @@ def in_segments(folder: Path) -> list[Path]:
 
 
 def opened(folder: Path) -> Partition:
-    return Partition(FileLog(SystemFiles(), str(folder), INCARNATION, PARTITION), ManualClock())
+    return Partition(FileLog(SystemFiles(), str(folder), INCARNATION, PARTITION), MicrosecondClock())
 
 
 def served(partition: Partition) -> list[int]:

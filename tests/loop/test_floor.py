@@ -5,7 +5,8 @@ import pytest
 from penstock.logs.files.filelog import FileLog
 from penstock.loop.partition import Partition
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.errors import QueueFull
 from penstock.words.limits import MIB, Policy, Retention
@@ -20,7 +21,7 @@ def produce_for_ever(part: Partition) -> None:
 def test_produce_is_refused_when_the_disk_is_nearly_full_and_other_commands_are_not() -> None:
     files = SimulatedFiles()
     policy = Policy(retention=Retention(max_segments=1))
-    part = Partition(FileLog(files, "/log", 1, 0, compression=False), ManualClock(), policy, segment_bytes=MIB, min_free_bytes=2 * MIB)
+    part = Partition(FileLog(files, "/log", 1, 0, compression=False), MicrosecondClock(), policy, segment_bytes=MIB, min_free_bytes=2 * MIB)
     files.set_free_bytes(8 * MIB)
     with pytest.raises(QueueFull, match="must stay so"):
         produce_for_ever(part)
@@ -38,7 +39,7 @@ def test_produce_is_refused_when_the_disk_is_nearly_full_and_other_commands_are_
 
 def test_without_a_limit_free_space_is_not_read() -> None:
     files = SimulatedFiles()
-    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
     part.run(Produce(Batch([b"x"])))
     part.commit()
     assert not any("free" in line for line in files.trace)

@@ -21,7 +21,7 @@ from penstock.rules import base
 from penstock.rules.events import Event
 from penstock.rules.item_states import TRANSITIONS, ItemState
 from penstock.rules.item_states import Transition as Kind
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.errors import BrokerClosed
 from penstock.words.limits import Retention
 from simulation.partition.simulation import PartitionSimulation
@@ -376,7 +376,7 @@ def test_a_reader_finds_lost_items(unchecked_partition: PartitionUnderTest) -> N
 
 
 def test_a_reader_keeps_time_without_an_owner(tmp_path: Path) -> None:
-    clock = ManualClock()
+    clock = MicrosecondClock()
     directory = FileStore.open(tmp_path / "data", clock=clock)
     partition = Partition(directory.log(1, 0), clock)
     partition.close()

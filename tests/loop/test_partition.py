@@ -14,7 +14,8 @@ from penstock.loop.partition import Partition
 from penstock.rules import base
 from penstock.rules.calls import CallName
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce, Stored
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
 from penstock.words.limits import Policy
@@ -144,12 +145,12 @@ def test_repr_shows_the_state(partition: PartitionUnderTest) -> None:
 # -- a failing disk ------------------------------------------------------------------------------------
 
 
-def on_disk(files: SimulatedFiles, clock: ManualClock) -> Partition:
+def on_disk(files: SimulatedFiles, clock: MicrosecondClock) -> Partition:
     return Partition(FileStore.open(["/data"], files=files).log(1, 7), clock)
 
 
 def test_a_failed_write_is_never_reported_as_success_and_leaves_what_was_synced() -> None:
-    files, clock = SimulatedFiles(), ManualClock()
+    files, clock = SimulatedFiles(), MicrosecondClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("ab")))
     partition.commit()
@@ -169,7 +170,7 @@ def test_a_failed_write_is_never_reported_as_success_and_leaves_what_was_synced(
 def test_a_failed_produce_repeated_with_its_request_id_is_stored_once() -> None:
     """For each file call that fails in a turn: after the repetition the items are stored once."""
     for failing in range(1, 12):
-        files, clock = SimulatedFiles(), ManualClock()
+        files, clock = SimulatedFiles(), MicrosecondClock()
         partition = on_disk(files, clock)
         command = Produce(items("a"), calls=(CallName(bytes(16)),))
         files.fail(files.calls + failing, errno.EIO)
@@ -184,7 +185,7 @@ def test_a_failed_produce_repeated_with_its_request_id_is_stored_once() -> None:
 
 
 def test_when_undoing_fails_the_outcome_is_unknown_and_commands_are_refused_until_reopened() -> None:
-    files, clock = SimulatedFiles(), ManualClock()
+    files, clock = SimulatedFiles(), MicrosecondClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))
     files.set_read_only()
@@ -196,7 +197,7 @@ def test_when_undoing_fails_the_outcome_is_unknown_and_commands_are_refused_unti
 
 
 def test_a_failed_partition_closes_without_writing() -> None:
-    files, clock = SimulatedFiles(), ManualClock()
+    files, clock = SimulatedFiles(), MicrosecondClock()
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))
     files.set_read_only()

@@ -23,7 +23,8 @@ from penstock.rules.commands import (
     RetryLeased,
     Stored,
 )
-from penstock.testing import ManualClock, SimulatedFiles
+from penstock.testing import SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import BrokerClosed, BrokerLocked, InvalidRequest, PenstockError, StorageFailed
@@ -62,7 +63,7 @@ WRONG: list[Any] = [
 
 @pytest.mark.parametrize("command", WRONG, ids=repr)
 def test_an_invalid_command_is_refused_with_a_message_and_changes_nothing(command: Any) -> None:
-    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), MicrosecondClock())
     part.run(Produce(Batch([b"good"])))
     before = base.dump(part.state)
     with pytest.raises(InvalidRequest, match=r"; |takes"):
@@ -73,7 +74,7 @@ def test_an_invalid_command_is_refused_with_a_message_and_changes_nothing(comman
 
 
 def test_the_callers_batch_is_copied() -> None:
-    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), MicrosecondClock())
     payloads = [b"as given"]
     part.run(Produce(Batch(payloads)))
     payloads[0] = b"changed since"
@@ -83,7 +84,7 @@ def test_the_callers_batch_is_copied() -> None:
 
 def test_a_failure_within_a_turn_also_fails_its_commit() -> None:
     files = SimulatedFiles()
-    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
     part.run(Produce(Batch([b"keyed"], [b"k"])))
     part.commit()
     part.reopen()
@@ -103,7 +104,7 @@ def test_a_failure_within_a_turn_also_fails_its_commit() -> None:
 
 def test_after_a_failed_reopening_every_command_is_refused() -> None:
     files = SimulatedFiles()
-    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
     part.run(Produce(Batch([b"never stored"])))
     for ahead in range(1, 40):
         files.fail(files.calls + ahead, errno.EIO)
@@ -121,7 +122,7 @@ def test_after_a_failed_reopening_every_command_is_refused() -> None:
 
 
 def test_a_closed_partition_refuses_every_command() -> None:
-    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), MicrosecondClock())
     part.close()
     part.close()
     for use in (lambda: part.run(AcquireLease(1)), part.commit, part.due, lambda: part.payloads([0, 1]), lambda: part.explain(0)):
@@ -131,19 +132,19 @@ def test_a_closed_partition_refuses_every_command() -> None:
 
 def test_a_full_disk_does_not_keep_a_partition_from_closing() -> None:
     files = SimulatedFiles()
-    part = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
     part.run(Produce(Batch([b"stored"])))
     part.commit()
     files.set_free_bytes(0)
     part.close()
     files.set_free_bytes(None)
-    again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+    again = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
     assert again.payloads([0, 1]) == [b"stored"]
 
 
 def test_one_log_has_one_owner(tmp_path: Path) -> None:
     directory = FileStore.open(tmp_path)
-    part = Partition(directory.log(1, 0), ManualClock())
+    part = Partition(directory.log(1, 0), MicrosecondClock())
     with pytest.raises(BrokerLocked, match="open already"):
         directory.log(1, 0)
     directory.close()
@@ -151,13 +152,13 @@ def test_one_log_has_one_owner(tmp_path: Path) -> None:
     with pytest.raises(BrokerClosed):
         part.commit()
     again = FileStore.open(tmp_path)
-    Partition(again.log(1, 0), ManualClock()).close()
-    Partition(again.log(1, 0), ManualClock()).close()
+    Partition(again.log(1, 0), MicrosecondClock()).close()
+    Partition(again.log(1, 0), MicrosecondClock()).close()
     again.close()
 
 
 def test_a_lease_for_one_passes_a_hot_key_in_few_steps() -> None:
-    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), MicrosecondClock())
     for _ in range(30):
         part.run(Produce(Batch([b"hot"] * 1_000, [b"hot"] * 1_000)))
     part.run(Produce(Batch([b"cold"], [b"cold"])))
@@ -172,7 +173,7 @@ def test_a_lease_for_one_passes_a_hot_key_in_few_steps() -> None:
 
 def test_a_turn_may_hold_more_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.logs.codec.FRAME_BYTES", 1_000)
-    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), ManualClock())
+    part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), MicrosecondClock())
     stored = [part.run(Produce(Batch([bytes([number]) * 400]))) for number in range(7)]
     part.commit()
     assert [answer.base for answer in stored if isinstance(answer, Stored)] == list(range(7))
@@ -181,7 +182,7 @@ def test_a_turn_may_hold_more_than_a_frame(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_expired_lease_is_refused_even_before_its_items_are_taken_back() -> None:
-    clock = ManualClock()
+    clock = MicrosecondClock()
     part = Partition(FileLog(SimulatedFiles(), "/log", 1, 0), clock)
     part.run(Produce(Batch([b"a", b"b"])))
     granted = part.run(AcquireLease(2, timeout=10 * SECOND))

@@ -22,7 +22,8 @@ from penstock.rules.commands import (
 )
 from penstock.rules.item_states import ItemState
 from penstock.rules.routing import key_ids
-from penstock.testing import Fault, Halt, ManualClock, SimulatedFiles
+from penstock.testing import Fault, Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
@@ -228,7 +229,7 @@ def test_offset_at_a_wall_time(partition: PartitionUnderTest) -> None:
 
 def busy(files: SimulatedFiles) -> Partition:
     """Old segments of resolved items, with one ready item in the second."""
-    clock = ManualClock()
+    clock = MicrosecondClock()
     part = Partition(FileLog(files, "/log", 1, 0), clock, NOW)
     for number in range(5):
         segment(part, *(f"{number}.{item}" for item in range(10)))
@@ -257,7 +258,7 @@ def test_a_crash_at_any_step_of_retention_loses_no_needed_item(trouble: Fault) -
             part.compact()
         files.clear_faults()
         files.crash()
-        again = Partition(FileLog(files, "/log", 1, 0), ManualClock())
+        again = Partition(FileLog(files, "/log", 1, 0), MicrosecondClock())
         assert again.gaps == [], f"step {step}"
         assert again.state.counts == wanted, f"step {step}"
         assert again.payloads([13, 14]) == [b"1.3"], f"step {step}"

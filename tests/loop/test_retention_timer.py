@@ -11,7 +11,8 @@ from penstock.loop.partition import Partition
 from penstock.loop.retention import DROPS_AT_ONCE, FIRST_RUN, DroppedBuried, buried_to_drop
 from penstock.rules import base
 from penstock.rules.commands import AcquireLease, CompleteLeased, LeaseAnswer, Produce
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import DAY, HOUR, MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, StorageFailed
@@ -335,7 +336,7 @@ def test_a_base_without_the_count_and_the_times_of_burials_can_be_read(partition
 # -- a disk that fails -------------------------------------------------------------------------------
 
 
-def old_partition(files: SimulatedFiles, clock: ManualClock) -> Partition:
+def old_partition(files: SimulatedFiles, clock: MicrosecondClock) -> Partition:
     """Old segments with one ready item in the second, and an uncommitted command."""
     part = Partition(FileLog(files, "/log", 1, 0), clock, Policy(retention=BY_AGE))
     for number in range(4):
@@ -357,13 +358,13 @@ def old_partition(files: SimulatedFiles, clock: ManualClock) -> Partition:
 @pytest.mark.parametrize("trouble", ["halt", errno.EIO, errno.ENOSPC])
 def test_a_crash_at_any_step_loses_nothing_and_retention_runs_later(trouble: int | str) -> None:
     whole = SimulatedFiles()
-    part = old_partition(whole, ManualClock())
+    part = old_partition(whole, MicrosecondClock())
     before = whole.calls
     part.apply_due_retention()
     assert part.state.dropped.runs == [0, 13, 14, 40]
     tidied = 0
     for step in range(1, whole.calls - before + 1):
-        files, clock = SimulatedFiles(), ManualClock()
+        files, clock = SimulatedFiles(), MicrosecondClock()
         part = old_partition(files, clock)
         files.fail(files.calls + step, trouble)  # type: ignore[arg-type]
         stored = False

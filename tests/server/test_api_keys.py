@@ -13,17 +13,18 @@ import pytest
 from penstock.errors import BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
 from penstock.server import api_keys
 from penstock.server.api_keys import NEVER, SCOPES, ApiKey, KeyFile, StoredKey, find_key, hash_of, id_in, implied_scopes, is_key_text
-from penstock.testing import Halt, ManualClock, SimulatedFiles
+from penstock.testing import Halt, SimulatedFiles
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import DAY, HOUR
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> MicrosecondClock:
+    return MicrosecondClock()
 
 
 @pytest.fixture
-def keys(tmp_path: Path, clock: ManualClock) -> KeyFile:
+def keys(tmp_path: Path, clock: MicrosecondClock) -> KeyFile:
     return KeyFile(str(tmp_path), clock=clock)
 
 
@@ -33,7 +34,7 @@ def read(file: KeyFile) -> list[StoredKey]:
     return found
 
 
-def valid(file: KeyFile, text: str, clock: ManualClock) -> list[ApiKey]:
+def valid(file: KeyFile, text: str, clock: MicrosecondClock) -> list[ApiKey]:
     """The keys that a text proves and that have not ended."""
     callers = (caller for key in read(file) for caller in key.callers())
     return [key for known, key in callers if known == hash_of(text) and clock.read().wall < key.ends_at]
@@ -81,7 +82,7 @@ def test_a_key_file_that_others_could_read_is_private_after_a_change(keys: KeyFi
     assert stat.S_IMODE(os.stat(keys.path).st_mode) == 0o600
 
 
-def test_a_key_as_it_was_created(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_key_as_it_was_created(keys: KeyFile, clock: MicrosecondClock) -> None:
     now = clock.read().wall
     key, text = keys.create("web", ["consume", "look", "consume"], ["orders-", "a", "a"], now + DAY)
     assert read(keys) == [key]
@@ -129,7 +130,7 @@ def test_a_name_is_free_when_its_key_has_ended(keys: KeyFile) -> None:
     assert [key.id for key in read(keys)] == [first.id, second.id]
 
 
-def test_a_key_is_found_by_id_or_name(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_key_is_found_by_id_or_name(keys: KeyFile, clock: MicrosecondClock) -> None:
     first, _ = keys.create("web", ["look"])
     keys.revoke(first.id)
     second, _ = keys.create("web", ["look"])
@@ -142,7 +143,7 @@ def test_a_key_is_found_by_id_or_name(keys: KeyFile, clock: ManualClock) -> None
 # -- rotation and revocation -------------------------------------------------------------------------
 
 
-def test_a_rotation_replaces_the_secret_at_once(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_rotation_replaces_the_secret_at_once(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, old = keys.create("web", ["look"], ["a"])
     clock.advance(HOUR)
     rotated, new = keys.rotate(key.id)
@@ -152,7 +153,7 @@ def test_a_rotation_replaces_the_secret_at_once(keys: KeyFile, clock: ManualCloc
     assert rotated.rotated_at == clock.read().wall
 
 
-def test_the_old_secret_is_valid_for_the_grace_period(keys: KeyFile, clock: ManualClock) -> None:
+def test_the_old_secret_is_valid_for_the_grace_period(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, first = keys.create("web", ["look"])
     _, second = keys.rotate(key.id, HOUR)
     assert [valid(keys, text, clock)[0].secret for text in (first, second)] == [1, 2]
@@ -161,7 +162,7 @@ def test_the_old_secret_is_valid_for_the_grace_period(keys: KeyFile, clock: Manu
     assert valid(keys, second, clock)[0].ends_at == NEVER
 
 
-def test_a_second_rotation_ends_all_former_secrets_within_its_own_grace_period(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_second_rotation_ends_all_former_secrets_within_its_own_grace_period(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, first = keys.create("web", ["look"])
     _, second = keys.rotate(key.id, DAY)
     _, third = keys.rotate(key.id, HOUR)
@@ -173,14 +174,14 @@ def test_a_second_rotation_ends_all_former_secrets_within_its_own_grace_period(k
     assert len(read(keys)[0].secrets) == 1
 
 
-def test_a_grace_period_does_not_outlast_the_key(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_grace_period_does_not_outlast_the_key(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, old = keys.create("web", ["look"], expires_at=clock.read().wall + HOUR)
     _, new = keys.rotate(key.id, DAY)
     clock.advance(HOUR)
     assert valid(keys, old, clock) == valid(keys, new, clock) == []
 
 
-def test_a_revoked_key_has_ended_for_ever(keys: KeyFile, clock: ManualClock) -> None:
+def test_a_revoked_key_has_ended_for_ever(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, first = keys.create("web", ["look"])
     _, second = keys.rotate(key.id, DAY)
     revoked = keys.revoke(key.id)
@@ -192,7 +193,7 @@ def test_a_revoked_key_has_ended_for_ever(keys: KeyFile, clock: ManualClock) -> 
         keys.rotate(key.id)
 
 
-def test_an_expired_key_cannot_be_rotated(keys: KeyFile, clock: ManualClock) -> None:
+def test_an_expired_key_cannot_be_rotated(keys: KeyFile, clock: MicrosecondClock) -> None:
     key, _ = keys.create("web", ["look"], expires_at=clock.read().wall + HOUR)
     clock.advance(HOUR)
     with pytest.raises(InvalidRequest, match=f"API key {key.id} is expired; create a new one"):
@@ -209,7 +210,7 @@ def test_unknown_keys_and_wrong_graces_are_refused(keys: KeyFile) -> None:
 
 
 def test_beyond_the_most_keys_the_one_that_ended_first_is_removed(
-    keys: KeyFile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    keys: KeyFile, clock: MicrosecondClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_keys, "MAX_KEYS", 3)
     ids = [keys.create(name, ["look"])[0].id for name in "abc"]
@@ -274,7 +275,7 @@ def revocable(seed: int) -> tuple[SimulatedFiles, KeyFile, str]:
     disk = SimulatedFiles(random.Random(seed))
     disk.make_directory("data")
     disk.sync_directory("")
-    file = KeyFile("data", files=disk, clock=ManualClock())
+    file = KeyFile("data", files=disk, clock=MicrosecondClock())
     return disk, file, file.create("web", ["look"])[0].id
 
 

@@ -28,8 +28,7 @@ from penstock.operations import (
 from penstock.rules.options import OPTION_NAMES
 from penstock.server.api_keys import ApiKey
 from penstock.server.audit import AUDITED, REFUSALS_AT_ONCE, AuditLog
-from penstock.testing import ManualClock
-from penstock.testing.clock import START_WALL
+from penstock.testing.clock import START_WALL, MicrosecondClock
 from penstock.words.clock import SECOND
 from penstock.words.limits import Retention
 from tests.server.sample_operations import QUEUE, samples
@@ -46,7 +45,7 @@ class Recorded:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "penstock.audit")
         self.caplog = caplog
-        self.clock = ManualClock()
+        self.clock = MicrosecondClock()
         self.log = AuditLog(clock=self.clock)
 
     def write(self, operation: Operation[Any] | None, error: PenstockError | None = None, key: ApiKey | None = KEY) -> None:
@@ -176,7 +175,7 @@ def test_no_line_has_a_text_that_a_client_sent(middle: str) -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        log = AuditLog(clock=ManualClock())
+        log = AuditLog(clock=MicrosecondClock())
         for operation in samples(text):
             for variant in (operation, with_options(operation, text)):
                 for error in (None, InvalidRequest(text), AccessDenied(text), Unauthenticated(text)):

@@ -10,22 +10,22 @@ from penstock.errors import CorruptLog, StorageFailed, Unauthenticated
 from penstock.server import key_ring
 from penstock.server.api_keys import KeyFile
 from penstock.server.key_ring import HOW_TO_SEND, KeyRing
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import HOUR, MINUTE, SECOND, SystemClock
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> MicrosecondClock:
+    return MicrosecondClock()
 
 
 @pytest.fixture
-def keys(tmp_path: Path, clock: ManualClock) -> KeyFile:
+def keys(tmp_path: Path, clock: MicrosecondClock) -> KeyFile:
     return KeyFile(str(tmp_path), clock=clock)
 
 
 @pytest.fixture
-def ring(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> KeyRing:
+def ring(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> KeyRing:
     """The ring of a broker with one key."""
     keys.create("ops", ["admin"])
     return KeyRing(str(tmp_path), clock=clock)
@@ -74,7 +74,7 @@ def test_a_text_is_compared_in_constant_time_also_for_an_unknown_id(ring: KeyRin
     assert len(set(counts)) == 1 and counts[0] >= 1
 
 
-def test_why_a_request_is_refused(ring: KeyRing, keys: KeyFile, clock: ManualClock) -> None:
+def test_why_a_request_is_refused(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock) -> None:
     revoked, revoked_text = keys.create("web", ["read"])
     keys.revoke(revoked.id)
     expired, expired_text = keys.create("old", ["read"], expires_at=clock.read().wall + HOUR)
@@ -94,7 +94,7 @@ def test_why_a_request_is_refused(ring: KeyRing, keys: KeyFile, clock: ManualClo
 # -- changes of the file -----------------------------------------------------------------------------
 
 
-def test_a_broker_without_keys_is_open_until_the_first_one(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_a_broker_without_keys_is_open_until_the_first_one(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     ring = KeyRing(str(tmp_path), clock=clock)
     assert ring.is_open and ring.is_valid(None)
     assert ring.authenticate("") is None
@@ -107,7 +107,7 @@ def test_a_broker_without_keys_is_open_until_the_first_one(keys: KeyFile, tmp_pa
     assert ring.authenticate(text) is not None
 
 
-def test_a_broker_whose_keys_are_all_revoked_is_not_open(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_a_broker_whose_keys_are_all_revoked_is_not_open(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     key, _ = keys.create("web", ["read"])
     keys.revoke(key.id)
     assert not KeyRing(str(tmp_path), clock=clock).is_open
@@ -121,7 +121,7 @@ def test_a_new_key_and_a_rotated_one_are_accepted_at_once(ring: KeyRing, keys: K
 
 
 @pytest.mark.parametrize("change", ["revoke", "rotate"])
-def test_the_end_of_a_key_counts_after_a_second(ring: KeyRing, keys: KeyFile, clock: ManualClock, change: str) -> None:
+def test_the_end_of_a_key_counts_after_a_second(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock, change: str) -> None:
     key, text = keys.create("web", ["read"])
     found = ring.check(text)
     getattr(keys, change)(key.id)
@@ -130,7 +130,7 @@ def test_the_end_of_a_key_counts_after_a_second(ring: KeyRing, keys: KeyFile, cl
     assert ring.check(text) is None
 
 
-def test_a_key_expires_without_a_change_of_the_file(ring: KeyRing, keys: KeyFile, clock: ManualClock) -> None:
+def test_a_key_expires_without_a_change_of_the_file(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock) -> None:
     _, text = keys.create("web", ["read"], expires_at=clock.read().wall + SECOND // 2)
     found = ring.check(text)
     clock.advance(SECOND // 2 - 1)
@@ -152,7 +152,7 @@ def test_changes_by_another_process_count_within_a_second_of_real_time(keys: Key
 
 def test_a_file_is_read_again_only_when_it_may_have_changed(keys: KeyFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, text = keys.create("web", ["read"])
-    clock = ManualClock()
+    clock = MicrosecondClock()
     clock.step_wall(SystemClock().read().wall - clock.read().wall)
     reads = []
     read = KeyFile.read
@@ -176,7 +176,7 @@ def test_a_file_is_read_again_only_when_it_may_have_changed(keys: KeyFile, tmp_p
 # -- trouble -----------------------------------------------------------------------------------------
 
 
-def test_no_server_starts_with_damaged_keys(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_no_server_starts_with_damaged_keys(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     keys.create("web", ["read"])
     Path(keys.path).write_bytes(b"nonsense")
     with pytest.raises(CorruptLog, match=r"keys\.json is damaged"):
@@ -201,7 +201,7 @@ def heal(keys: KeyFile, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["damaged", "a directory", "gone"])
 def test_while_the_keys_cannot_be_read_everything_is_refused(
-    ring: KeyRing, keys: KeyFile, clock: ManualClock, how: str, caplog: pytest.LogCaptureFixture
+    ring: KeyRing, keys: KeyFile, clock: MicrosecondClock, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, text = keys.create("web", ["read"])
     found, ended = ring.check(text), []
@@ -224,7 +224,7 @@ def test_while_the_keys_cannot_be_read_everything_is_refused(
     assert not ring.is_open
 
 
-def test_an_open_server_stays_closed_to_damaged_first_keys(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_an_open_server_stays_closed_to_damaged_first_keys(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     ring = KeyRing(str(tmp_path), clock=clock)
     assert ring.is_open
     Path(keys.folder).mkdir()
@@ -262,7 +262,7 @@ def test_a_cancel_after_the_end_does_nothing(ring: KeyRing, keys: KeyFile) -> No
     cancel()
 
 
-def test_a_waiting_request_ends_when_its_key_expires(ring: KeyRing, keys: KeyFile, clock: ManualClock) -> None:
+def test_a_waiting_request_ends_when_its_key_expires(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock) -> None:
     _, text = keys.create("web", ["read"], expires_at=clock.read().wall + HOUR)
     ended: list[int] = []
     ring.watch(ring.check(text), lambda: ended.append(1))
@@ -272,7 +272,7 @@ def test_a_waiting_request_ends_when_its_key_expires(ring: KeyRing, keys: KeyFil
     assert ended == [1]
 
 
-def test_a_waiting_request_survives_a_rotation_until_the_grace_period_ends(ring: KeyRing, keys: KeyFile, clock: ManualClock) -> None:
+def test_a_waiting_request_survives_a_rotation_until_the_grace_period_ends(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock) -> None:
     key, old = keys.create("web", ["read"])
     ended: list[str] = []
     ring.watch(ring.check(old), lambda: ended.append("old"))
@@ -285,7 +285,7 @@ def test_a_waiting_request_survives_a_rotation_until_the_grace_period_ends(ring:
     assert ended == ["old"]
 
 
-def test_requests_without_a_key_end_with_the_first_key(keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_requests_without_a_key_end_with_the_first_key(keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     ring = KeyRing(str(tmp_path), clock=clock)
     ended: list[int] = []
     ring.watch(None, lambda: ended.append(1))
@@ -299,7 +299,7 @@ def test_requests_without_a_key_end_with_the_first_key(keys: KeyFile, tmp_path: 
 # -- last uses ---------------------------------------------------------------------------------------
 
 
-def test_the_last_use_is_saved_once_a_minute_and_at_the_end(ring: KeyRing, keys: KeyFile, clock: ManualClock) -> None:
+def test_the_last_use_is_saved_once_a_minute_and_at_the_end(ring: KeyRing, keys: KeyFile, clock: MicrosecondClock) -> None:
     key, text = keys.create("web", ["read"])
     stamp, start = keys.stamp(), clock.read().wall
     ring.check(text)
@@ -330,7 +330,7 @@ def test_a_refused_text_is_no_use(ring: KeyRing, keys: KeyFile) -> None:
     assert keys.read_uses() == {}
 
 
-def test_two_servers_save_their_uses_side_by_side(ring: KeyRing, keys: KeyFile, tmp_path: Path, clock: ManualClock) -> None:
+def test_two_servers_save_their_uses_side_by_side(ring: KeyRing, keys: KeyFile, tmp_path: Path, clock: MicrosecondClock) -> None:
     first, first_text = keys.create("web", ["read"])
     second, second_text = keys.create("app", ["read"])
     other = KeyRing(str(tmp_path), clock=clock)
@@ -342,7 +342,7 @@ def test_two_servers_save_their_uses_side_by_side(ring: KeyRing, keys: KeyFile, 
 
 
 def test_uses_that_cannot_be_saved_are_logged_once_and_saved_later(
-    ring: KeyRing, keys: KeyFile, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    ring: KeyRing, keys: KeyFile, clock: MicrosecondClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     key, text = keys.create("web", ["read"])
     blocking = Path(keys.folder, "used.json")

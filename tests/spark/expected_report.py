@@ -9,6 +9,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from penstock.rules.events import RETURNED, Event
 from penstock.rules.routing import slot
 from penstock.spark.jobs.report_metrics import Bucket, KeyLoad, Percentiles, ReasonCount, SlotLoad, key_text
 from penstock.words.clock import SECOND
+from penstock.words.values import timestamp
 from tests.broker.directory_broker import DirectoryBroker
 
 QUEUE, DEAD = "orders", "orders.dead"
@@ -50,7 +52,7 @@ def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
     orders = yard.broker.create_queue(QUEUE, partitions=4, dead_queue=DEAD, max_attempts=3, lease_timeout=20)
     for number in range(rounds):
         story.produce(*(NewItem(b"secret payload", key=chance.choice(KEYS)) for _ in range(20)))
-        story.produce(NewItem(b"secret payload", at=yard.clock.read().wall / SECOND + 7))
+        story.produce(NewItem(b"secret payload", at=yard.clock.now() + timedelta(seconds=7)))
         if number % 4 == 0:
             story.produce(NewItem(b"secret payload", ttl=0.05, priority=9))
         for _ in range(3):
@@ -167,7 +169,12 @@ class ExpectedReport:
         waits, handlings = grouped(self.waits, width), grouped([(at, micros) for _, at, micros in self.handlings], width)
         names = ("produced", "leased", "completed", "failed")
         return [
-            Bucket(at * width, **{name: counts[at][name] for name in names}, waiting=spread(waits[at]), handling=spread(handlings[at]))
+            Bucket(
+                timestamp(at * width),
+                **{name: counts[at][name] for name in names},
+                waiting=spread(waits[at]),
+                handling=spread(handlings[at]),
+            )
             for at in range(min(counts), max(counts) + 1)
         ]
 
@@ -238,4 +245,4 @@ def counted(reasons: Iterable[tuple[str, int]]) -> list[ReasonCount]:
     for reason, at in reasons:
         number[reason] += 1
         last[reason] = max(at, last.get(reason, 0))
-    return [ReasonCount(reason, number[reason], last[reason]) for reason in sorted(number, key=lambda one: (-number[one], one))]
+    return [ReasonCount(reason, number[reason], timestamp(last[reason])) for reason in sorted(number, key=lambda one: (-number[one], one))]

@@ -191,7 +191,7 @@ def test_items_that_a_resize_forwarded_are_read_once(spark: SparkSession, tmp_pa
         queue.lease(30).complete()
         queue.resize(4)
         # ready where their slots no longer live; a lease finds that out, and they are forwarded
-        assert queue.seek(at=0) == 30
+        assert queue.seek(at=datetime(1970, 1, 1, tzinfo=UTC)) == 30
         done = 0
         while done < 30:
             leased = queue.lease(30, wait=20)

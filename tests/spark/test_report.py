@@ -16,7 +16,7 @@ from penstock.spark.jobs import charts, event_durations
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report import report
 from penstock.spark.jobs.report_metrics import Percentiles
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import SECOND
 from penstock.words.values import timestamp
 from tests.broker.directory_broker import DirectoryBroker, fill
@@ -47,7 +47,7 @@ def test_report_of_an_empty_queue(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_report_of_one_event(spark: SparkSession, tmp_path: Path) -> None:
-    clock = ManualClock()
+    clock = MicrosecondClock()
     with penstock.open(tmp_path / "broker", clock=clock, threaded=False) as broker:
         broker.create_queue("orders").produce(b"x")
         clock.advance(5 * SECOND)
@@ -182,7 +182,7 @@ def test_wrong_arguments_are_refused_before_reading(spark: SparkSession, tmp_pat
     with pytest.raises(InvalidRequest, match="not a Penstock directory"):
         report(spark, tmp_path, "orders", path)
     with pytest.raises(InvalidRequest, match="since is not before until"):
-        report(spark, target, "orders", path, since=2.0, until=2.0)
+        report(spark, target, "orders", path, since=datetime(2020, 1, 1, tzinfo=UTC), until=datetime(2020, 1, 1, tzinfo=UTC))
     with pytest.raises(InvalidRequest, match="no timezone"):
         report(spark, target, "orders", path, since=datetime(2026, 1, 1))
     with pytest.raises(InvalidRequest, match="is a directory"):

@@ -9,6 +9,7 @@ from penstock.spark.jobs.report import report
 from penstock.spark.jobs.report_metrics import ReportMetrics
 from penstock.words import values
 from penstock.words.clock import SECOND
+from penstock.words.values import timestamp
 from tests.spark.expected_report import QUEUE, ExpectedReport, ReportedQueue, class_of, counted, make_reported_queue, spread
 
 MIDDLE = 25 * SECOND, 90 * SECOND
@@ -52,9 +53,9 @@ def test_events_are_counted(both: Told) -> None:
 
 def test_the_time_is_that_of_the_events(both: Told) -> None:
     figures, oracle = both
-    times = [one.at for one in oracle.events()]
+    times = [timestamp(one.at) for one in oracle.events()]
     assert (figures.first_at, figures.last_at) == (min(times), max(times))
-    assert figures.made_at == oracle.now
+    assert figures.made_at == timestamp(oracle.now)
 
 
 def test_throughput_and_times_by_steps_of_time(both: Told) -> None:

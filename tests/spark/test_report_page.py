@@ -1,6 +1,7 @@
 """The page of a report: valid HTML that loads nothing, and its sentences; from metrics made by hand, without Spark."""
 
 import re
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 import msgspec
@@ -25,19 +26,19 @@ from penstock.spark.jobs.report_queries import MOST_BUCKETS, STEPS, step_for
 from penstock.spark.jobs.report_text import duration_text, rate, share, step
 from penstock.words.clock import DAY, HOUR, SECOND
 
-NOW = 1_767_225_600_000_000
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TIMES = Percentiles(1_000, 0.05, 0.2, 0.5, 2.0)
 HOSTILE = "</code><script>alert('x')</script><img src=\"https://evil.example/x.png\" onerror=alert(1)>&amp;"
 QUIET = ReportMetrics(
     queue="orders",
-    made_at=NOW + HOUR,
+    made_at=NOW + timedelta(hours=1),
     first_at=NOW,
-    last_at=NOW + 19 * 60 * SECOND,
+    last_at=NOW + timedelta(minutes=19),
     produced=1_000,
     leased=1_000,
     completed=1_000,
     bucket_seconds=60.0,
-    buckets=[Bucket(NOW + number * 60 * SECOND, 50, 50, 50, 0, TIMES, TIMES) for number in range(20)],
+    buckets=[Bucket(NOW + timedelta(minutes=number), 50, 50, 50, 0, TIMES, TIMES) for number in range(20)],
     waiting=TIMES,
     handling=TIMES,
     attempts=[AttemptCount(1, 1_000)],
@@ -87,7 +88,7 @@ BAD = but(
     states={"ready": 3, "leased": 1},
     age=Percentiles(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
     ages=[AgeBucket(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
-    dead=[ReasonCount(HOSTILE, 25, NOW), ReasonCount("expired", 5, 0)],
+    dead=[ReasonCount(HOSTILE, 25, NOW), ReasonCount("expired", 5)],
     distinct_dead=2,
     dead_letters=30,
     waiting=Percentiles(1_000, 0.1, 1.0, 3.0, 9.0),
@@ -203,7 +204,7 @@ def test_attempts_above_the_last_bar(numbers: list[int]) -> None:
 @pytest.mark.parametrize("empty", [False, True])
 def test_plots_of_any_length(count: int, empty: bool) -> None:
     times = Percentiles() if empty else TIMES
-    buckets = [Bucket(NOW + number * SECOND, 1, 1, 1, 0, times, times) for number in range(count)]
+    buckets = [Bucket(NOW + timedelta(seconds=number), 1, 1, 1, 0, times, times) for number in range(count)]
     CheckedPage(page.render(but(buckets=buckets, bucket_seconds=1.0)))
 
 
@@ -217,7 +218,7 @@ def test_a_quiet_queue_has_no_findings() -> None:
 
 def test_the_finding_of_an_empty_queue() -> None:
     assert findings(EMPTY) == ["The log of this queue has no events."]
-    assert findings(msgspec.structs.replace(EMPTY, since=NOW - 1)) == ["Nothing happened in this time."]
+    assert findings(msgspec.structs.replace(EMPTY, since=NOW - timedelta(seconds=1))) == ["Nothing happened in this time."]
 
 
 @pytest.mark.parametrize(

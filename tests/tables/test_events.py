@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def busy(directory_broker: DirectoryBroker) -> DirectoryBroker:
     orders.clear("buried")
     directory_broker.broker.redrive("dead", to="orders")
     orders.lease(100).complete()
-    orders.seek(at=0)
+    orders.seek(at=datetime(1970, 1, 1, tzinfo=UTC))
     directory_broker.run_and_publish()
     return directory_broker
 
@@ -101,7 +102,7 @@ def test_the_table_has_the_same_events_as_the_histories_of_all_items(busy: Direc
         found = seen.events(["event", "id", "at", "attempt", "reason", "consumer"])
     for id in {row["id"] for row in found}:
         told = [event for event in orders.history(id) if event.queue == "orders" and event.id == id]
-        wanted = [(one.event, one.time, one.attempt, one.reason or None, one.consumer or None) for one in told]
+        wanted = [(one.event, one.at, one.attempt, one.reason or None, one.consumer or None) for one in told]
         assert [(row["event"], row["at"], row["attempt"], row["reason"], row["consumer"]) for row in found if row["id"] == id] == wanted
 
 

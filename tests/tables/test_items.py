@@ -219,7 +219,7 @@ def test_a_forwarded_item_is_read_in_its_first_partition_only(directory_broker: 
 
 def test_strays_of_a_resize_are_read_once(directory_broker: DirectoryBroker) -> None:
     queue = directory_broker.broker.create_queue("q", partitions=1)
-    ids = [queue.produce(b"%d" % n, key=f"k{n}", at=directory_broker.clock.read().wall / 1e6 + 60) for n in range(30)]
+    ids = [queue.produce(b"%d" % n, key=f"k{n}", at=directory_broker.clock.now() + timedelta(seconds=60)) for n in range(30)]
     queue.resize(4)
     directory_broker.clock.advance(120 * SECOND)
     directory_broker.run_and_publish()
@@ -240,7 +240,8 @@ def test_dead_letters_forwarded_inside_their_dead_queue_are_read_once(directory_
     directory_broker.run_and_publish()
     dead.lease(20).complete()
     dead.resize(4)
-    assert dead.seek(at=0) == 20  # ready in partitions that no longer have their slots; a lease forwards them
+    # ready in partitions that no longer have their slots; a lease forwards them
+    assert dead.seek(at=datetime(1970, 1, 1, tzinfo=UTC)) == 20
     dead.lease(20)
     directory_broker.run_and_publish()
     assert dead.stats().produced > 20

@@ -170,12 +170,9 @@ def test_dead_is_what_the_broker_lists(tmp_path: Path) -> None:
                     not item.headers and row["headers"] is None
                 )
                 if origin is not None:
-                    times = [
-                        round(row[name].timestamp() * 1e6) if row[name] else 0
-                        for name in ("buried_at", "first_failed_at", "last_failed_at")
-                    ]
+                    times = [row[name] for name in ("buried_at", "first_failed_at", "last_failed_at")]
                     assert times == [origin.buried_at, origin.first_failed_at, origin.last_failed_at]
-                    assert round(row["produced_at"].timestamp() * 1e6) == origin.produced_at
+                    assert row["produced_at"] == origin.produced_at
         assert len(cases[3][2]) >= 10 and cases[4][2], "there is something to compare"
 
 

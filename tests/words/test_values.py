@@ -273,30 +273,25 @@ def test_an_instant_keeps_its_microseconds(microseconds: int) -> None:
     assert values.instant(when) == microseconds
 
 
-@given(st.integers(0, 253_402_300_799))
-def test_a_number_is_seconds(seconds: int) -> None:
-    assert values.instant(seconds) == seconds * SECOND
-    assert values.timestamp(seconds * SECOND) == datetime.fromtimestamp(seconds, UTC)
-
-
 @pytest.mark.parametrize(
     ("when", "microseconds"),
     [
-        (1.5, 1_500_000),
-        (0, 0),
-        (0.0, 0),
-        (1_700_000_000.123456, 1_700_000_000_123_456),
+        (datetime(1970, 1, 1, tzinfo=UTC), 0),
         (datetime(1970, 1, 2, tzinfo=UTC), DAY),
         (datetime(1970, 1, 2, 1, tzinfo=timezone(timedelta(hours=1))), DAY),
         (datetime.max.replace(tzinfo=UTC), values.LAST_INSTANT),
     ],
 )
-def test_instants(when: datetime | float, microseconds: int) -> None:
+def test_instants(when: datetime, microseconds: int) -> None:
     assert values.instant(when) == microseconds
 
 
-YEARS = "at is not between the years 1970 and 9999; give a datetime, or seconds (not milliseconds) since 1970"
-KINDS = "give a datetime with a timezone, or seconds since 1970"
+YEARS = "at is not between the years 1970 and 9999; give a time in between"
+KINDS = "give a datetime with a timezone"
+NUMBER = (
+    "at is a number; give a datetime with a timezone, such as datetime.now(timezone.utc) + timedelta(seconds=…), "
+    "or datetime.fromtimestamp(…, timezone.utc)"
+)
 
 
 @pytest.mark.parametrize(
@@ -307,13 +302,10 @@ KINDS = "give a datetime with a timezone, or seconds since 1970"
         ("2030-01-01", f"at is str; {KINDS}"),
         (date(2030, 1, 1), f"at is date; {KINDS}"),
         (timedelta(1), f"at is timedelta; {KINDS}"),
-        (-1, YEARS),
-        (-0.5, YEARS),
-        (float("nan"), YEARS),
-        (float("inf"), YEARS),
-        (1e300, YEARS),
-        (10**400, YEARS),
-        (1_900_000_000_000, YEARS),
+        (0, NUMBER),
+        (-0.5, NUMBER),
+        (1_900_000_000, NUMBER),
+        (float("nan"), NUMBER),
         (datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC), YEARS),
         (datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-2))), YEARS),
     ],

@@ -9,7 +9,7 @@ from penstock import Broker
 from penstock.api.items import ItemSource, items_of
 from penstock.operations import LeaseItems, SettleItems
 from penstock.rules.commands import Settled
-from penstock.testing import ManualClock
+from penstock.testing.clock import MicrosecondClock
 from penstock.words.clock import SECOND
 from penstock.words.errors import Refused
 from penstock.worker.buffer import LeasedItem, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
@@ -131,7 +131,7 @@ class DistantQueue(SourceQueue):
     and others do not get through.
     """
 
-    def __init__(self, queue: penstock.Queue, clock: ManualClock, *seconds: float) -> None:
+    def __init__(self, queue: penstock.Queue, clock: MicrosecondClock, *seconds: float) -> None:
         super().__init__(queue)
         self._clock, self._seconds = clock, [*seconds]
 
@@ -153,7 +153,7 @@ class DistantQueue(SourceQueue):
 )
 def test_a_lease_is_kept_only_if_it_surely_lasts(asked_before: int, answered_after: list[float], kept: bool) -> None:
     """An answer that was lost with its connection is given again, long after the lease was extended."""
-    clock = ManualClock()
+    clock = MicrosecondClock()
     with penstock.open("memory://", clock=clock, threaded=False) as broker:
         queue = broker.create_queue("orders", lease_timeout=10)
         queue.produce(b"1")

@@ -3,6 +3,7 @@
 import errno
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.worker.outcomes import Bury, Retry
 from penstock.worker.worker import Worker
 from tests.worker.harness import WAIT, HandlerEvents, WorkerThread, running_worker, wait_completed, wait_until
 
-FAR = 4_000_000_000.0
+FAR = datetime(2096, 1, 1, tzinfo=UTC)
 
 
 class SyncFailingFiles(SystemFiles):

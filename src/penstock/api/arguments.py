@@ -25,7 +25,7 @@ from penstock.words.values import Value
 
 Seconds: TypeAlias = float | timedelta
 RequestId: TypeAlias = str | bytes
-Start: TypeAlias = datetime | float | str
+Start: TypeAlias = datetime | str
 E = TypeVar("E", bound=PenstockError)
 
 
@@ -144,7 +144,7 @@ def pause_changes(lease: bool, produce: bool, paused: bool) -> dict[str, Any]:
     return {"lease": paused if lease else None, "produce": paused if check_flag("produce", produce) else None}
 
 
-def seek_start(item_id: str | None, at: datetime | float | None) -> dict[int, int] | int:
+def seek_start(item_id: str | None, at: datetime | None) -> dict[int, int] | int:
     """Where `seek` begins: {partition: offset}, or a time in wall microseconds."""
     if item_id is not None and at is None:
         return dict([parse_id(item_id)])
@@ -255,7 +255,7 @@ def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
 class ListedItem(Item):
     """An item as `queue.items` returns it: an `Item` with its state and the reason of its last failure."""
 
-    __slots__ = ("reason", "state")
+    __slots__ = ("_ends", "reason", "state")
 
     def __init__(self, source: ItemSource, found: reports.ListedItemData) -> None:
         super().__init__(source, found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
@@ -263,10 +263,21 @@ class ListedItem(Item):
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
         self.reason = found.reason
         """Why it was buried or last retried; "" if it never failed."""
+        self._ends = found.lease_ends_at, found.expires_at
+
+    @property
+    def lease_ends_at(self) -> datetime | None:
+        """When the lease that holds the item ends unless it is extended; None if it is not leased."""
+        return values.timestamp(self._ends[0]) if self._ends[0] else None
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it is buried if it still waits: the end of its ttl; None for never."""
+        return values.timestamp(self._ends[1]) if self._ends[1] else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)
-        fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
+        fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason, *self._ends)
         return ListedItem, (self._source, reports.ListedItemData(*fields))
 
     def __repr__(self) -> str:

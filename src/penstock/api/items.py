@@ -19,7 +19,6 @@ from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import format_id
 from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES, check_range
-from penstock.words.origin import Origin
 from penstock.words.origin import decode as decode_origin
 from penstock.words.values import Headers, Value
 
@@ -54,8 +53,8 @@ class NewItem(_Payload, frozen=True, kw_only=True):
     """A text for the caller's own use."""
     priority: int | None = None
     """0 (leased first) to 9 (last). Default: 5."""
-    at: datetime | float | None = None
-    """The item is not leased before this time: a datetime with a timezone, or seconds since 1970."""
+    at: datetime | None = None
+    """The item is not leased before this time: a datetime with a timezone."""
     ttl: float | timedelta | None = None
     """An item that still waits this long after it was produced is buried: seconds or a timedelta."""
     dedup: str | bytes | None = None
@@ -95,7 +94,7 @@ def single_item_batch(
     encoding: str | None = None,
     reference: str | None = None,
     priority: int | None = None,
-    at: datetime | float | None = None,
+    at: datetime | None = None,
     ttl: float | timedelta | None = None,
     dedup: str | bytes | None = None,
 ) -> Batch:
@@ -336,10 +335,10 @@ class Item:
         return ttl / SECOND if ttl else None
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> "ItemOrigin | None":
         """The queue and id that the item had before, and why it was buried there; None if it was never moved."""
         data = self._of(self._batch.origins)
-        return None if data is None else decode_origin(data)
+        return None if data is None else _item_origin(data)
 
     def _of(self, column: Sequence[T | None] | None) -> T | None:
         return None if column is None else column[self._index]
@@ -352,6 +351,46 @@ class Item:
         parts = [f"Item({self.id!r}", _shown(self.payload)]
         parts += [f"{name}={value!r}" for name in ("key", "kind", "encoding", "reference") if (value := getattr(self, name)) is not None]
         return ", ".join([*parts, f"attempts={self.attempts})"])
+
+
+class ItemOrigin(msgspec.Struct, frozen=True):
+    """The item from which a moved item was made, and what happened to it in its queue. A time is None if not known."""
+
+    queue: str
+    incarnation: int
+    id: str
+    attempts: int
+    reason: str
+    """Why it was buried; "" if it was not."""
+    produced_at: datetime | None
+    first_failed_at: datetime | None
+    last_failed_at: datetime | None
+    buried_at: datetime | None
+    parked: bool
+    """Burying it parked its key in the queue it comes from."""
+    forwarded: bool
+    """It is the same item, moved to the partition that has its key since a resize."""
+
+
+def _item_origin(data: bytes) -> ItemOrigin:
+    found = decode_origin(data)
+    return ItemOrigin(
+        found.queue,
+        found.incarnation,
+        found.id,
+        found.attempts,
+        found.reason,
+        _moment(found.produced_at),
+        _moment(found.first_failed_at),
+        _moment(found.last_failed_at),
+        _moment(found.buried_at),
+        found.parked,
+        found.forwarded,
+    )
+
+
+def _moment(microseconds: int) -> datetime | None:
+    return values.timestamp(microseconds) if microseconds else None
 
 
 def stored_headers(item: Item) -> bytes | None:

@@ -41,7 +41,7 @@ def read_metrics(broker: MeasuredBroker) -> BrokerMetrics:
     """The metrics of every queue, and of the broker."""
     return BrokerMetrics(
         queues={loop.engine.name: _queue(loop, broker.inbox) for loop in broker.loops()},
-        opened_at=broker.opened_at,
+        opened_wall=broker.opened_at,
         clients=len(broker.list_clients()),
         free_bytes=broker.store.free_bytes(),
         min_free_bytes=broker.min_free_bytes,

@@ -19,7 +19,6 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.items import LimitOption
 from penstock.cli.queues import all_queues
-from penstock.words import values
 
 PAGE = 1_000
 MAX_COUNTED = 100_000
@@ -123,13 +122,12 @@ def _items(broker: Broker, name: str, states: tuple[str, ...]) -> Iterator[Liste
 
 def _row(queue: str, item: ListedItem) -> tuple[str, ...]:
     origin = item.origin
-    buried_at = values.timestamp(origin.buried_at) if origin is not None and origin.buried_at else None
     return (
         queue,
         item.id,
         f"{origin.queue} {origin.id}" if origin is not None else text_output.NO_VALUE,
         text_output.format_number(origin.attempts if origin is not None else item.attempts),
-        text_output.format_time(buried_at),
+        text_output.format_time(origin.buried_at if origin is not None else None),
         item.reason or (origin.reason if origin is not None else ""),
         item.key if item.key is not None else text_output.NO_VALUE,
         item.kind or text_output.NO_VALUE,

@@ -15,7 +15,6 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.reports import ItemEvent, ItemExplanation
-from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id, parse_id
 
@@ -138,7 +137,7 @@ def _described(one: ListedItem) -> list[tuple[str, str]]:
 
 def _event_row(event: ItemEvent) -> tuple[str, ...]:
     more = [event.reason, f"to {event.destination}" if event.destination else "", f"from {event.source}" if event.source else ""]
-    at = text_output.format_time(values.timestamp(event.at)) if event.at else text_output.NO_VALUE
+    at = text_output.format_time(event.at) if event.at_wall else text_output.NO_VALUE
     attempt = text_output.format_number(event.attempt) if event.attempt else ""
     return (at, event.event, event.queue, event.id, attempt, event.consumer, ", ".join(filter(None, more)))
 

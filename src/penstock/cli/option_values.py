@@ -15,7 +15,8 @@ import typer
 from penstock.api.options import to_catalog
 from penstock.cli.failures import CommandFailed
 from penstock.rules.options import Options, merged
-from penstock.words.clock import SECOND, SystemClock
+from penstock.words import values
+from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME, GIVEN, Surface, fields_on
 from penstock.words.quantities import parse_duration as parse_duration
@@ -209,6 +210,6 @@ def parse_item_options(given: Mapping[str, str | None], headers: Iterable[str]) 
     if "at" in found and "delay" in found:
         raise CommandFailed("--at and --delay were both given; leave one out")
     if "delay" in found:
-        found["at"] = SystemClock().read().wall / SECOND + found.pop("delay")
+        found["at"] = values.timestamp(SystemClock().read().wall + values.duration(found.pop("delay"), "--delay"))
     named = parse_pairs(headers, "--header", "NAME=VALUE")
     return {**found, **({"headers": named} if named else {})}

@@ -16,7 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from penstock.api.arguments import ListedItem
-from penstock.api.items import Item
+from penstock.api.items import Item, ItemOrigin
 from penstock.api.leases import LeaseBase
 from penstock.api.options import QueueInfo
 from penstock.reports import HeldKey, ItemEvent, QueueStats
@@ -24,7 +24,6 @@ from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import FieldType, Surface, fields_on
 from penstock.words.limits import GIB, KIB, MIB
-from penstock.words.origin import Origin
 
 NO_VALUE = "–"
 GAP = "  "
@@ -230,9 +229,9 @@ def lease_document(given: LeaseBase) -> Document:
     return {**item_document(given.item), "token": given.token, "deadline": _moment(given.deadline)}
 
 
-def _origin_document(given: Origin) -> Document:
+def _origin_document(given: ItemOrigin) -> Document:
     fields: Document = msgspec.structs.asdict(given)
-    times = {name: iso_time(value) for name, value in fields.items() if name.endswith("_at")}
+    times = {name: _moment(value) for name, value in fields.items() if name.endswith("_at")}
     return {**fields, **times, "incarnation": f"{given.incarnation:016x}"}
 
 
@@ -262,8 +261,8 @@ def stats_document(given: QueueStats) -> Document:
 
 def event_document(given: ItemEvent) -> Document:
     """An event of an item, without its empty fields."""
-    found = {name: value for name, value in msgspec.structs.asdict(given).items() if value}
-    return {**found, "at": iso_time(given.at)}
+    found: Document = {name: value for name, value in msgspec.to_builtins(given).items() if value}
+    return {**found, "at": iso_time(given.at_wall)}
 
 
 def held_key_document(given: HeldKey) -> Document:

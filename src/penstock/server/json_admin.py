@@ -100,7 +100,7 @@ class HistoryReply(ReplyShape):
 def history_reply(found: list[ItemEvent]) -> HistoryReply:
     return HistoryReply(
         [
-            EventReply(one.event, one.queue, one.id, one.time, one.attempt, one.reason, one.consumer, one.destination, one.source)
+            EventReply(one.event, one.queue, one.id, one.at, one.attempt, one.reason, one.consumer, one.destination, one.source)
             for one in found
         ]
     )

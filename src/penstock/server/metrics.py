@@ -93,7 +93,7 @@ class MetricsPage:
         samples.add(families.BUILD, (self._version,), 1)
         if found is None:
             return
-        samples.add(families.OPENED_AT, (), found.opened_at / SECOND)
+        samples.add(families.OPENED_AT, (), found.opened_wall / SECOND)
         samples.add(families.QUEUES, (), len(found.queues))
         samples.add(families.CLIENTS, (), found.clients)
         samples.add(families.RESERVED, (), found.min_free_bytes)

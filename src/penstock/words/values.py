@@ -183,25 +183,22 @@ def _check_headers(headers: dict[Any, Any]) -> None:
 # -- times -------------------------------------------------------------------------------------------
 
 
-def instant(when: datetime | float, name: str = "at") -> int:
-    """A datetime with a timezone, or seconds since 1970 (UTC), as wall microseconds."""
+def instant(when: datetime, name: str = "at") -> int:
+    """A datetime with a timezone, as wall microseconds."""
     if isinstance(when, datetime):
         if when.utcoffset() is None:
             raise InvalidRequest(f"{name} has no timezone; give one, such as datetime.now(timezone.utc) or when.astimezone()")
-        microseconds = (when - _EPOCH) // timedelta(microseconds=1)
-    elif type(when) is int:
-        microseconds = when * SECOND
-    elif isinstance(when, float):
-        microseconds = round(when * SECOND) if abs(when) < _FAR else -1
-    else:
-        raise InvalidRequest(f"{name} is {type(when).__name__}; give a datetime with a timezone, or seconds since 1970")
-    return check_instant(microseconds, name)
+        return check_instant((when - _EPOCH) // timedelta(microseconds=1), name)
+    if isinstance(when, int | float) and not isinstance(when, bool):
+        example = "datetime.now(timezone.utc) + timedelta(seconds=…), or datetime.fromtimestamp(…, timezone.utc)"
+        raise InvalidRequest(f"{name} is a number; give a datetime with a timezone, such as {example}")
+    raise InvalidRequest(f"{name} is {type(when).__name__}; give a datetime with a timezone")
 
 
 def check_instant(microseconds: int, name: str = "at") -> int:
     """Return wall microseconds; InvalidRequest when a datetime cannot hold them."""
     if not 0 <= microseconds <= LAST_INSTANT:
-        raise InvalidRequest(f"{name} is not between the years 1970 and 9999; give a datetime, or seconds (not milliseconds) since 1970")
+        raise InvalidRequest(f"{name} is not between the years 1970 and 9999; give a time in between")
     return microseconds
 
 

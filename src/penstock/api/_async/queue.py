@@ -65,7 +65,7 @@ class AsyncQueue:
 
     After the queue was deleted, methods raise `QueueNotFound`, even if a new queue has the same name; settling an item
     raises `LeaseLost`.
-    Durations are seconds or a timedelta. Times are datetimes with a timezone, or seconds since 1970.
+    Durations are seconds or a timedelta. Times are datetimes with a timezone; those returned are in UTC.
     """
 
     def __init__(self, home: AsyncHome, name: str, incarnation: int) -> None:
@@ -100,7 +100,7 @@ class AsyncQueue:
         encoding: str | None = None,
         reference: str | None = None,
         priority: int | None = None,
-        at: datetime | float | None = None,
+        at: datetime | None = None,
         ttl: Seconds | None = None,
         dedup: str | bytes | None = None,
         request_id: RequestId | None = None,
@@ -346,7 +346,7 @@ class AsyncQueue:
         number = arguments.partition_number(partition)
         return await self._home.call(ClearItems(queue=self._incarnation, states=arguments.states_to_clear(state), partition=number))
 
-    async def seek(self, id: str | None = None, *, at: datetime | float | None = None) -> int:
+    async def seek(self, id: str | None = None, *, at: datetime | None = None) -> int:
         """Make completed items ready again, and return their number. Only items that retention has kept can return.
 
         id: the completed items of this item's partition, from this item on.

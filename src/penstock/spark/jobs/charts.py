@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics
 from penstock.spark.jobs.report_text import duration_text, step
 from penstock.words.errors import InvalidRequest
-from penstock.words.values import timestamp
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -164,7 +163,7 @@ def partitions(metrics: ReportMetrics) -> str:
 
 
 def _times(metrics: ReportMetrics) -> list[Any]:
-    return [timestamp(one.at) for one in metrics.buckets]
+    return [one.at for one in metrics.buckets]
 
 
 def _marks(counts: Sequence[int]) -> dict[str, Any]:
@@ -181,7 +180,7 @@ def _dates(axes: "Axes", metrics: ReportMetrics) -> None:
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
     if len(metrics.buckets) == 1:  # one point gives no scale
-        at, around = timestamp(metrics.buckets[0].at), timedelta(seconds=2 * metrics.bucket_seconds)
+        at, around = metrics.buckets[0].at, timedelta(seconds=2 * metrics.bucket_seconds)
         axes.set_xlim(at - around, at + around)  # type: ignore[arg-type]
 
 

@@ -12,7 +12,6 @@ from penstock.spark.jobs import charts
 from penstock.spark.jobs.findings import findings
 from penstock.spark.jobs.report_metrics import KeyLoad, Percentiles, ReasonCount, ReportMetrics
 from penstock.spark.jobs.report_text import NOTHING, count_text, duration_text, number, rate, share, step, times, when
-from penstock.words.clock import SECOND
 
 CSS = """
 :root { color-scheme: light; }
@@ -278,7 +277,7 @@ def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int) -> 
             _bar(one.count, reasons[0].count),
             number(one.count),
             share(one.count, total),
-            when(one.last_at)[:16] if one.last_at >= SECOND else NOTHING,
+            when(one.last_at)[:16] if one.last_at is not None else NOTHING,
         ]
         for one in reasons
     ]

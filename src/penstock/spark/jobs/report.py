@@ -36,8 +36,8 @@ def report(
     queue: str,
     path: str | os.PathLike[str],
     *,
-    since: datetime | float | None = None,
-    until: datetime | float | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
     progress: Progress | None = None,
     clock: Clock | None = None,
 ) -> ReportMetrics:
@@ -66,7 +66,7 @@ def _step_reporter(progress: Progress | None) -> Callable[[str], None]:
     return lambda title: progress(title, stages.index(title), len(stages)) if progress is not None else None
 
 
-def _range(since: datetime | float | None, until: datetime | float | None) -> tuple[int | None, int | None]:
+def _range(since: datetime | None, until: datetime | None) -> tuple[int | None, int | None]:
     begin = None if since is None else values.instant(since, "since")
     end = None if until is None else values.instant(until, "until")
     if begin is not None and end is not None and begin >= end:

@@ -1,8 +1,10 @@
 """The metrics of a report, as plain data.
 
 Owns: `ReportMetrics` and its parts, and how keys are written as text. No Spark, no HTML, no payloads.
-Times are wall-clock microseconds (`…_at`), or seconds if the name says so.
+Times are datetimes in UTC; durations are seconds.
 """
+
+from datetime import datetime
 
 import msgspec
 
@@ -28,7 +30,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 class Bucket(msgspec.Struct, frozen=True):
     """What happened in one time step."""
 
-    at: int
+    at: datetime
     """The beginning of the step."""
     produced: int = 0
     leased: int = 0
@@ -54,7 +56,8 @@ class ReasonCount(msgspec.Struct, frozen=True):
     reason: str
     """Empty if no reason was given."""
     count: int
-    last_at: int = 0
+    last_at: datetime | None = None
+    """None if it is not known when."""
 
 
 class KeyLoad(msgspec.Struct, frozen=True):
@@ -100,13 +103,13 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """All numbers of a report."""
 
     queue: str
-    made_at: int
-    since: int | None = None
+    made_at: datetime
+    since: datetime | None = None
     """The time of the report, as requested; None: no limit."""
-    until: int | None = None
-    first_at: int | None = None
+    until: datetime | None = None
+    first_at: datetime | None = None
     """The first and the last event in that time; None if there is none."""
-    last_at: int | None = None
+    last_at: datetime | None = None
 
     produced: int = 0
     leased: int = 0
@@ -168,7 +171,7 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def span_seconds(self) -> float:
         """The time between the first and the last event."""
-        return 0.0 if self.first_at is None or self.last_at is None else (self.last_at - self.first_at) / 1e6
+        return 0.0 if self.first_at is None or self.last_at is None else (self.last_at - self.first_at).total_seconds()
 
     @property
     def ready(self) -> int:

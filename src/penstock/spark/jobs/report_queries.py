@@ -6,6 +6,7 @@ hundred rows of each reach the driver. The tables are arguments, so that tests c
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row
@@ -30,6 +31,7 @@ from penstock.spark.jobs.report_metrics import (
 )
 from penstock.spark.routing import slot
 from penstock.words.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND
+from penstock.words.values import timestamp
 
 STEPS = (
     *(number * MILLISECOND for number in (100, 200, 500)),
@@ -87,7 +89,13 @@ def compute_metrics(tables: ReportTables, request: ReportRequest, begin: Callabl
         found |= _backlog(tables.state, events, request)
     begin(next(stages))
     found |= _dead(tables.dead)
-    return ReportMetrics(queue=request.queue, made_at=request.now, since=request.since, until=request.until, **found)
+    found |= {name: _moment(found[name]) for name in ("first_at", "last_at")}
+    found |= {"since": _moment(request.since), "until": _moment(request.until)}
+    return ReportMetrics(queue=request.queue, made_at=timestamp(request.now), **found)
+
+
+def _moment(at: int | None) -> datetime | None:
+    return None if at is None else timestamp(at)
 
 
 @contextmanager
@@ -174,7 +182,7 @@ def _over_time(events: DataFrame, request: ReportRequest, first_at: int | None, 
 
 def _bucket(at: int, row: Row | None, waiting: Percentiles | None, handling: Percentiles | None) -> Bucket:
     produced, leased, completed, failed = (row.produced, row.leased, row.completed, row.failed) if row is not None else (0, 0, 0, 0)
-    return Bucket(at, produced, leased, completed, failed, waiting or Percentiles(), handling or Percentiles())
+    return Bucket(timestamp(at), produced, leased, completed, failed, waiting or Percentiles(), handling or Percentiles())
 
 
 def _percentiles(times: DataFrame, bucket: Column) -> tuple[dict[int | None, Percentiles], int]:
@@ -223,7 +231,7 @@ def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
     """For rows of `reason` and `at`: the most frequent reasons, the number of reasons, and the number of rows."""
     counted = rows.groupBy("reason").agg(F.count(F.lit(1)).alias("number"), F.max("at").alias("last_at"))
     found = counted.orderBy(F.desc("number"), "reason").limit(MANY_REASONS).collect()
-    top = [ReasonCount(printable(row.reason), row.number, row.last_at or 0) for row in found[:TOP]]
+    top = [ReasonCount(printable(row.reason), row.number, _moment(row.last_at or None)) for row in found[:TOP]]
     if len(found) < MANY_REASONS:  # then these are all, and nothing need be computed twice
         return top, len(found), sum(row.number for row in found)
     total = _one(counted.agg(F.count(F.lit(1)).alias("reasons"), F.sum("number").alias("rows")))

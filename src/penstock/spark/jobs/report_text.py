@@ -1,6 +1,6 @@
 """Numbers and times as text, as a report writes them. All times are UTC."""
 
-from penstock.words.values import timestamp
+from datetime import datetime
 
 NOTHING = "–"
 _SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
@@ -62,9 +62,9 @@ def rate(count: float, seconds: float) -> str:
     return NOTHING
 
 
-def when(at: int) -> str:
+def when(at: datetime) -> str:
     """A date and time, in UTC."""
-    return timestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+    return at.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def times(value: float) -> str:
