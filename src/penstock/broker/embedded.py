@@ -419,7 +419,7 @@ class EmbeddedBroker:
         )
         engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of, self._router.is_dead_queue))
         engine.apply_recorded_shape = lambda: self._apply_recorded_layout(engine)
-        loop = Loop(engine, self.store.disk, self._runners, threaded=self._threaded)
+        loop = Loop(engine, self.store.disk, self._runners, self.loops, threaded=self._threaded)
         partition_layout.apply_layout(engine, entry)
         self._set_options(engine, entry)
         # The holder has the whole timeout, from now, to renew its right.

@@ -7,7 +7,9 @@ turns for timers, for waiting requests, and for requests that came by `submit` (
 No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its
 own request; threads of the storage root sync the others. Then the requests are answered (commits.py).
 Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed. Without
-threads (`threaded=False`) turns run only in `call` and `turn`; simulations use that.
+threads (`threaded=False`) turns run only in `call` and `turn`; tests and simulations use that. A call that must wait
+then runs the turns of the other queues. If its clock only moves when a test moves it, no time passes while it waits, so
+it does not wait: it is answered as at its deadline.
 """
 
 import logging
@@ -32,7 +34,7 @@ from penstock.loop.requests import (
 )
 from penstock.loop.runners import Runners
 from penstock.loop.turn import QueueEngine
-from penstock.words.clock import SECOND
+from penstock.words.clock import MILLISECOND, SECOND, WatchedClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
 from penstock.words.logs import log_fields
 from penstock.words.threads import is_held_here
@@ -51,8 +53,13 @@ _log = logging.getLogger("penstock")
 class Loop:
     """Runs the turns of one queue."""
 
-    def __init__(self, engine: QueueEngine, disk: DiskThreads, runners: Runners, *, threaded: bool = True) -> None:
+    def __init__(
+        self, engine: QueueEngine, disk: DiskThreads, runners: Runners, queues: "Callable[[], Sequence[Loop]]", *, threaded: bool = True
+    ) -> None:
         self.engine = engine
+        self._queues = queues
+        self._time_passes = threaded or not isinstance(engine.clock, WatchedClock)
+        """Whether time passes while a call waits."""
         self._runners = runners
         self._disk = disk
         self.meter = Meter()
@@ -166,12 +173,17 @@ class Loop:
             for handle in [*self.manual_io]:
                 self.run_io(handle)
             return
+        if not self._threaded and (self._run_queues() or request.done):
+            return
         if not request.give_up_at:
             request.sleep(IDLE_SECONDS)
             return
-        left = request.give_up_at - self.engine.clock.read().elapsed
+        now = self.engine.clock.read().elapsed
+        if not self._time_passes and self._end_wait(request, now):
+            return
+        left = request.give_up_at - now
         if left > 0:
-            request.sleep(left / SECOND)
+            request.sleep((left if self._threaded else self._until_next_turn(left, now)) / SECOND)
         elif request.claim():
             request.cancelled = True
             error = request.outcome_after(not_reached_error(self.engine.name))
@@ -183,6 +195,34 @@ class Loop:
         else:
             request.cancelled = True
             request.finish(error=OutcomeUnknown("the answer did not come in time; repeat with the same request id"))
+
+    # -- waiting without threads ---------------------------------------------------------------------
+
+    def _run_queues(self) -> bool:
+        """Run a turn of every queue that has something to do now; whether one was busy. Transfers move on by this."""
+        queues, now = self._queues(), self.engine.clock.read().elapsed
+        for loop in queues:
+            if loop is not self and loop.engine.next_run is not None and loop.engine.next_run <= now:
+                loop.turn()
+        busy = [loop for loop in queues if loop.busy]
+        for loop in busy:
+            loop.turn()
+        return bool(busy)
+
+    def _end_wait(self, request: Request, now: int) -> bool:
+        """Let the next turn answer a waiting request as at its deadline; False if a turn could not, so that it ends."""
+        if request.deadline <= now:
+            request.give_up_at = now - GRACE
+            return False
+        request.deadline = now
+        if isinstance(request, LeaseRequest):
+            self.engine.lease_step.earliest = now
+        return True
+
+    def _until_next_turn(self, left: int, now: int) -> int:
+        """How long to sleep until a queue has something to do, at most `left`."""
+        planned = [loop.engine.next_run - now for loop in self._queues() if loop.engine.next_run is not None]
+        return max(MILLISECOND, min([left, *planned]))
 
     # -- turns ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from penstock.words.clock import SECOND, Clock
+from penstock.words.clock import SECOND, Clock, watch_clock
 from penstock.words.threads import InterruptSafeThread
 
 THREADS = 4
@@ -45,6 +45,7 @@ class Runners:
         self._planned: list[tuple[int, int, Runnable]] = []
         self._numbers = count()
         self._closed = False
+        self._unwatch = watch_clock(clock, lambda: self._alarm.put(None))
 
     def wake(self, loop: Runnable) -> None:
         """Have a turn run soon."""
@@ -79,6 +80,7 @@ class Runners:
         with self._changing:
             self._closed = True
             threads = [*self._threads]
+        self._unwatch()
         self._alarm.put(None)
         for _ in threads:
             self._ready.put(None)

@@ -1,6 +1,6 @@
 """The clocks.
 
-Owns: `Moment` (one reading of both clocks), `Clock` and `SystemClock`.
+Owns: `Moment` (one reading of both clocks), `Clock`, `WatchedClock` and `SystemClock`.
 *Wall* time is the date; it jumps when the machine's clock is set. *Elapsed* time grows only by the time that
 passed, and starts again at a reboot. `at` and timestamps use wall time; leases, delays and ttl use elapsed time.
 All times are whole microseconds.
@@ -9,8 +9,9 @@ All times are whole microseconds.
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -35,6 +36,20 @@ class Clock(Protocol):
     def boot(self) -> str: ...
 
     def read(self) -> Moment: ...
+
+
+@runtime_checkable
+class WatchedClock(Clock, Protocol):
+    """A clock that moves only when somebody moves it, for tests. Who waits for a time must watch it."""
+
+    def watch(self, moved: Callable[[], None]) -> Callable[[], None]:
+        """Have `moved` called after every move. Returns a function that ends this."""
+        ...
+
+
+def watch_clock(clock: Clock, moved: Callable[[], None]) -> Callable[[], None]:
+    """Have `moved` called after every move of a `WatchedClock`. Returns a function that ends this."""
+    return clock.watch(moved) if isinstance(clock, WatchedClock) else lambda: None
 
 
 class SystemClock:

@@ -368,6 +368,8 @@ class Dispatcher:
         self.now = now
         self.stopping = False
         self.on_deadline_changed: Callable[[Context], None] | None = None
+        self.on_clock_moved: Callable[[], None] | None = None
+        """Called when a test has moved the clock: handlers may have run too long."""
         self.reporter = ProgressReporter()
         self._buffer = buffer
         self._handlers = handlers

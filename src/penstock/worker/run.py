@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 from penstock.api.items import Item
-from penstock.words.clock import SECOND
+from penstock.words.clock import SECOND, watch_clock
 from penstock.words.logs import log_fields
 from penstock.worker.buffer import ItemBuffer, PlainBuffer, SharedBuffer, SourceQueue, WorkerLease
 from penstock.worker.empty_watch import EmptyWatch
@@ -151,6 +151,7 @@ class WorkerRun:
     def execute(self) -> None:
         """Run until the worker drains or stops. Raises the error that ended the run, such as BrokerClosed."""
         self._log(logging.INFO, f"starts, with {self._settings.concurrency} handlers at once")
+        unwatch = [watch_clock(fetcher.source.home.clock, self._clock_moved) for fetcher in self._fetchers]
         for settler in self._settlers.values():
             settler.start()
         for fetcher in self._fetchers:
@@ -167,6 +168,8 @@ class WorkerRun:
             raise
         finally:
             self._finish()
+            for end in unwatch:
+                end()
         if self._error is not None:
             raise self._error
 
@@ -180,6 +183,15 @@ class WorkerRun:
             if event == "stop":
                 self._stop()
         self._wait_for("ended", GRACE_SECONDS if self._pool.stoppable else 0)
+
+    def _clock_moved(self) -> None:
+        """A test has moved the clock: have everybody look again who waits for a time."""
+        for fetcher in self._fetchers:
+            fetcher.wake()
+        for settler in self._settlers.values():
+            settler.wakeup.set()
+        if self._dispatcher.on_clock_moved is not None:
+            self._dispatcher.on_clock_moved()
 
     def _next_event(self) -> RunEvent:
         """Wait for an event. Wakes each second, because Python handles a signal only when the main thread runs."""

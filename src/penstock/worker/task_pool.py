@@ -37,6 +37,7 @@ class TaskPool:
         self._owns_loop = loop is None
         self._loop = loop or asyncio.new_event_loop()
         self._dispatcher.on_deadline_changed = self._deadline_changed
+        self._dispatcher.on_clock_moved = lambda: self._call_in_loop(self._reschedule_all)
         if self._owns_loop:
             threading.Thread(target=self._run_loop, name="penstock loop", daemon=True).start()
 
@@ -119,6 +120,10 @@ class TaskPool:
         timeout = self._timeouts.get(context)
         if timeout is not None and not timeout.expired():
             timeout.reschedule(self._loop.time() + (context.deadline - self._dispatcher.now()) / SECOND)
+
+    def _reschedule_all(self) -> None:
+        for context in [*self._timeouts]:
+            self._reschedule(context)
 
     # -- in each task ------------------------------------------------------------------------------------
 

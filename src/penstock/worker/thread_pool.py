@@ -182,6 +182,7 @@ class ThreadPool(BaseThreadPool):
         self._watch_wakeup = WakeUp()
         if self._settings.handler_timeout:
             self._dispatcher.on_deadline_changed = lambda _: self._watch_wakeup.set()
+            self._dispatcher.on_clock_moved = self._watch_wakeup.set
             threading.Thread(target=self._watch_timeouts, name="penstock watch", daemon=True).start()
 
     def close(self) -> None:
