@@ -305,6 +305,19 @@ def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
     assert texts(leased_soon(home, other)) == ["next"]
 
 
+def test_follow_ups_of_a_completed_item_are_refused_and_a_repeated_request_is_not(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b")
+    held, then = lease(home, queue), [(queue, items(["next"]))]
+    assert settle(home, queue, "complete", held) == Settled(1)
+    late = settle(home, queue, "complete", held, then=then)
+    assert isinstance(late, Refused) and (late.code, "made no follow-ups" in late.message) == ("invalid_request", True)
+    held = lease(home, queue)
+    assert [settle(home, queue, "complete", held, then=then, request=b"r" * 16) for _ in range(2)] == [Settled(1)] * 2
+    assert texts(leased_soon(home, queue)) == ["next"]
+    assert home.call(ReadStats(queue=queue)).produced == 3
+
+
 def leased_soon(home: Home, queue: int) -> LeaseResult:
     """Lease the item of a transfer that may still be under way."""
     found: list[LeaseResult] = []
