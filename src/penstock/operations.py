@@ -287,7 +287,7 @@ class SeekItems(Operation[int]):
 
 
 class RedriveItems(Operation[int]):
-    """Send the ready and buried ones of these items to another queue; or, in the same queue, make buried ones ready."""
+    """Send the waiting and buried ones of these items to another queue; or make buried ones ready in the same queue."""
 
     to: int
     items: ChosenItems | None = None

@@ -253,7 +253,13 @@ def test_items_are_redriven(client: JsonClient, broker: penstock.Broker) -> None
     source.lease(4).bury(reason="broken")
     move = {"queue_name": "source", "to": "target"}
     preview = client.ok("queue.redrive", **move, where={"kind": "a"}, preview=True)
-    assert preview == {"items": 3, "ids": ["0-0", "0-2", "0-3"]}
+    assert (preview["items"], preview["ids"]) == (3, ["0-0", "0-2", "0-3"])
+    first = preview["sample"][0]
+    assert {first.pop("produced_at")[:2], first.pop("buried_at")[:2]} == {"20"}
+    described = {"id": "0-0", "state": "buried", "key": "k0", "kind": "a", "reason": "broken"}
+    assert first == {**described, "attempts": 1, "size_bytes": 0, "payload": ""}
+    assert [item["id"] for item in preview["sample"]] == preview["ids"]
+    assert client.ok("queue.redrive", **move, where={"state": "scheduled"}) == {"items": 0, "ids": []}
     assert client.ok("queue.redrive", **move, where={"headers": {"n": "2"}}) == {"items": 1, "ids": ["0-2"]}
     assert client.ok("queue.redrive", **move, where={"kind": "a", "reason": "broken"}, limit=1) == {"items": 1, "ids": ["0-0"]}
     assert client.ok("queue.redrive", queue_name="source", to="source", where={"key": "k1"}) == {"items": 1, "ids": ["0-1"]}

@@ -255,7 +255,7 @@ def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
 class ListedItem(Item):
     """An item as `queue.items` returns it: an `Item` with its state and the reason of its last failure."""
 
-    __slots__ = ("reason", "state")
+    __slots__ = ("_buried_at", "reason", "state")
 
     def __init__(self, source: ItemSource, found: reports.ListedItemData) -> None:
         super().__init__(source, found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
@@ -263,11 +263,18 @@ class ListedItem(Item):
         """"ready", "scheduled", "leased", "completed", "buried" or "moving"."""
         self.reason = found.reason
         """Why it was buried or last retried; "" if it never failed."""
+        self._buried_at = found.buried_at
+
+    @property
+    def buried_at(self) -> datetime | None:
+        """When it was buried, in this queue or in the one that it came from; None if it was not."""
+        at = self._buried_at or (0 if self.origin is None else self.origin.buried_at)
+        return values.timestamp(at) if at else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)
         fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason)
-        return ListedItem, (self._source, reports.ListedItemData(*fields))
+        return ListedItem, (self._source, reports.ListedItemData(*fields, buried_at=self._buried_at))
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

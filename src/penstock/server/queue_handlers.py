@@ -7,6 +7,7 @@ is its description in the OpenAPI document.
 from functools import partial
 from typing import cast
 
+import msgspec
 from msgspec import UNSET
 
 from penstock.api import arguments
@@ -58,6 +59,7 @@ from penstock.server.json_admin import (
     ReadOnlyBody,
     RedriveBody,
     RedriveReply,
+    RedriveSampleReply,
     ResizeBody,
     SeekBody,
     broker_reply,
@@ -217,7 +219,7 @@ async def seek(call: JsonCall, body: SeekBody) -> CountReply:
 
 
 async def redrive(call: JsonCall, body: RedriveBody) -> RedriveReply:
-    """Move ready and buried items to another queue, each exactly once. Dead letters return to their queue this way.
+    """Move waiting and buried items to another queue, each exactly once. Dead letters return to their queue this way.
 
     If `to` is the queue itself, its buried items become ready again in place.
     """
@@ -225,7 +227,7 @@ async def redrive(call: JsonCall, body: RedriveBody) -> RedriveReply:
     where = None if body.where is None else body.where.conditions()
     names = check_name(body.queue_name), check_name(body.to)
     done = await broker.redrive(names[0], to=names[1], where=where, limit=body.limit, preview=body.preview)
-    return RedriveReply(done.items, done.ids)
+    return RedriveReply(done.items, done.ids, [RedriveSampleReply(**msgspec.structs.asdict(one)) for one in done.sample])
 
 
 async def compact(call: JsonCall, body: PartitionBody) -> CompactReply:

@@ -16,7 +16,7 @@ from penstock.api.arguments import ListedItem, NamedQueue, Seconds
 from penstock.api.homes import Home, open_home
 from penstock.api.items import ItemSource
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
-from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
+from penstock.api.redrive import MAX_SAMPLE, PAGE, REDRIVABLE, Redriven, RedriveSample, Where, by_partition, item_filter, sample_of
 from penstock.broker.targets import MIN_FREE_BYTES, TargetPath
 from penstock.logs.backends import Files, Root
 from penstock.logs.log import SEGMENT_BYTES, Durability
@@ -187,15 +187,18 @@ class Broker:
     def redrive(
         self, source: str | NamedQueue, *, to: str | NamedQueue, where: Where | None = None, limit: int | None = None, preview: bool = False
     ) -> Redriven:
-        """Move ready and buried items to another queue, each exactly once. Dead letters return to their queue this way.
+        """Move waiting and buried items to another queue, each exactly once. Dead letters return to their queue so.
+
+        Ready, scheduled and buried items are moved; leased ones stay. An item that waits for its next attempt is ready
+        there at once. One that was produced with `at` still waits for that time.
 
         source: the queue whose items are moved, by name or as a Queue. Items produced to it during the call stay.
         to: the queue that gets the items. If it is the source itself, its buried items become ready again in place.
         where: which items to move; None is all. A dict from "kind", "key", "reference", "encoding", "reason",
-            "origin_queue" or "headers.<name>" to the value that the item must have, or a function that takes an
-            `Item` and returns whether to move it.
+            "state", "origin_queue" or "headers.<name>" to the value that the item must have, or a function that takes
+            an `Item` and returns whether to move it.
         limit: move at most this many items.
-        preview: move nothing, and return what would be moved.
+        preview: move nothing; return how many items would be moved, and describe the first 100 of them.
         """
         matches = item_filter(where)
         left = check_range("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
@@ -204,6 +207,7 @@ class Broker:
         origin, target, shared = found_source.incarnation, found_target.incarnation, ItemSource(found_source.name)
         ends = self._home.call(FindOffsets(queue=origin, at="newest"))
         ids: list[str] = []
+        sample: list[RedriveSample] = []
         moved = 0
         after: tuple[int, int] | None = None
         while left > 0:
@@ -215,12 +219,13 @@ class Broker:
             old = [item for item in page if item.offset < ends.get(item.partition, 0) and (origin != target or item.state == "buried")]
             chosen = [item for item in old if matches(item)][:left]
             left -= len(chosen)
-            ids += [item.id for item in chosen]
-            if preview or not chosen:
+            if preview:
+                sample += [sample_of(item) for item in chosen[: MAX_SAMPLE - len(sample)]]
                 moved += len(chosen)
-            else:
+            elif chosen:
+                ids += [item.id for item in chosen]
                 moved += self._home.call(RedriveItems(queue=origin, items=by_partition(chosen), to=target))
-        return Redriven(moved, ids)
+        return Redriven(moved, [item.id for item in sample] if preview else ids, sample)
 
     # -- the broker itself ---------------------------------------------------------------------------
 
