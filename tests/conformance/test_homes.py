@@ -22,6 +22,7 @@ from penstock.operations import (
     DeleteQueue,
     DescribeOwner,
     EndStream,
+    EnsureQueue,
     ExplainItem,
     FailGranted,
     FindLeases,
@@ -83,6 +84,7 @@ SAMPLES: list[Operation[Any]] = [
     ListQueues(prefix="a", prefixes=["aa"], after="b", limit=3),
     CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
     UpdateQueue(queue=1, changes={"max_attempts": 4}),
+    EnsureQueue(name="q", options={"max_attempts": 3}, partitions=2, resize=True),
     ResizeQueue(queue=1, partitions=4),
     SetReadOnly(queue=1, partition=0, read_only=False),
     DeleteQueue(queue=1, wait=5),
@@ -202,6 +204,18 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
     home.call(DeleteQueue(queue=queue))
     with pytest.raises(QueueNotFound):
         home.call(FindQueue(name="b"))
+
+
+def test_a_queue_is_ensured(home: Home) -> None:
+    made = home.call(EnsureQueue(name="q", options={"max_attempts": 3}, partitions=2))
+    assert (made.partitions, made.options.policy.max_attempts) == (2, 3)
+    assert home.call(EnsureQueue(name="q", options={"max_attempts": 3}, partitions=3)) == made
+    changed = home.call(EnsureQueue(name="q", options={"ttl": 60 * SECOND}, partitions=3, resize=True))
+    assert (changed.incarnation, changed.partitions) == (made.incarnation, 3)
+    assert (changed.options.policy.max_attempts, changed.options.policy.ttl) == (3, 60 * SECOND)
+    with pytest.raises(InvalidRequest, match="durability"):
+        home.call(EnsureQueue(name="q", options={"durability": "os"}))
+    assert home.call(CreateQueue(name="q", partitions=1, exist_ok=True, given={"max_attempts": 3})) == changed
 
 
 def test_errors_have_their_type(home: Home) -> None:

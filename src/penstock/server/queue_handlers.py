@@ -19,6 +19,7 @@ from penstock.operations import (
     CreateQueue,
     DeleteQueue,
     DescribeOwner,
+    EnsureQueue,
     ExplainItem,
     FindQueue,
     ListCursors,
@@ -73,6 +74,7 @@ from penstock.server.json_call import JsonCall
 from penstock.server.json_queues import (
     CreateBody,
     DeleteBody,
+    EnsureBody,
     ListBody,
     OptionsBody,
     QueueBody,
@@ -96,9 +98,19 @@ async def create(call: JsonCall, body: CreateBody) -> QueueReply:
     """Create a queue."""
     options = to_options(body)
     partitions = 1 if body.requested_partitions is UNSET else body.requested_partitions
-    given = options if body.requested_partitions is UNSET else {**options, "partitions": partitions}
-    operation = CreateQueue(name=check_name(body.queue_name), options=options, partitions=partitions, exist_ok=body.exist_ok, given=given)
+    name = check_name(body.queue_name)
+    operation = CreateQueue(name=name, options=options, partitions=partitions, exist_ok=body.exist_ok, given=options)
     return queue_reply(await call.call(operation))
+
+
+async def ensure(call: JsonCall, body: EnsureBody) -> QueueReply:
+    """Create a queue if there is none of that name; else change the options that are given and different.
+
+    An option that cannot be changed is refused, and nothing changes.
+    """
+    partitions = None if body.requested_partitions is UNSET else body.requested_partitions
+    name = check_name(body.queue_name)
+    return queue_reply(await call.call(EnsureQueue(name=name, options=to_options(body), partitions=partitions, resize=body.resize)))
 
 
 async def update(call: JsonCall, body: OptionsBody) -> QueueReply:

@@ -19,7 +19,17 @@ from penstock.api.redrive import MAX_SAMPLE, PAGE, REDRIVABLE, Redriven, Redrive
 from penstock.broker.targets import MIN_FREE_BYTES, TargetPath
 from penstock.logs.backends import Files, Root
 from penstock.logs.log import SEGMENT_BYTES, Durability
-from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
+from penstock.operations import (
+    CreateQueue,
+    DeleteQueue,
+    EnsureQueue,
+    FindOffsets,
+    FindQueue,
+    ListItems,
+    ListQueues,
+    ReadMetrics,
+    RedriveItems,
+)
 from penstock.words.clock import MILLISECOND, Clock
 from penstock.words.ids import FIRST_FOREIGN_NUMBER
 from penstock.words.limits import MAX_PARTITIONS, check_range
@@ -143,17 +153,41 @@ class AsyncBroker:
         """Create a queue and return it. `QueueExists` if there is one of that name.
 
         partitions: the number of partitions, 1 to 1,024. Default: 1. `queue.resize` changes it later.
-        exist_ok: if the queue exists, return it. Every option given here must then equal that of the existing queue,
-            else `QueueExists` is raised; options left out are not compared.
+        exist_ok: if the queue exists, return it, with the partitions that it has. Every option given here must then
+            equal that of the existing queue, else `QueueExists` is raised; options left out are not compared.
+            `ensure_queue` changes them instead.
         options: see `QueueOptions`. An option left out has its default.
         """
         chosen = to_catalog(options)
-        given = dict(chosen)
-        if partitions is not None:
-            given["partitions"] = check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        count = 1 if partitions is None else check_range("partitions", partitions, 1, MAX_PARTITIONS)
         ok = arguments.check_flag("exist_ok", exist_ok)
-        count = 1 if partitions is None else partitions
-        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=count, exist_ok=ok, given=given))
+        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=count, exist_ok=ok, given=chosen))
+        return AsyncQueue(self._home, found.name, found.incarnation)
+
+    async def ensure_queue(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        resize: bool = False,
+        **options: Unpack[QueueOptions],
+    ) -> AsyncQueue:
+        """Create a queue, or give an existing one the options that are named here, and return it.
+
+        For the start of a program: it can be called again and again, also by several processes at the same time. What
+        it changes is logged by the process that owns the broker.
+
+        partitions: the number of partitions of a new queue. Default: 1. An existing queue keeps the partitions that it
+            has, unless `resize` is True.
+        resize: True: an existing queue with another number of partitions is resized to `partitions`.
+        options: see `QueueOptions`. One that is left out has its default in a new queue, and does not change in an
+            existing one. `durability` cannot be changed: a different one raises `InvalidRequest`, and nothing changes.
+        """
+        chosen = to_catalog(options)
+        if partitions is not None:
+            check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        operation = EnsureQueue(name=name, options=chosen, partitions=partitions, resize=arguments.check_flag("resize", resize))
+        found = await self._home.call(operation)
         return AsyncQueue(self._home, found.name, found.incarnation)
 
     async def queue(self, name: str) -> AsyncQueue:
