@@ -25,7 +25,7 @@ from penstock.words.values import Value
 
 Seconds: TypeAlias = float | timedelta
 RequestId: TypeAlias = str | bytes
-Start: TypeAlias = datetime | float | str
+Start: TypeAlias = datetime | float | str | Mapping[int, int]
 E = TypeVar("E", bound=PenstockError)
 
 
@@ -153,16 +153,24 @@ def seek_start(item_id: str | None, at: datetime | float | None) -> dict[int, in
     raise InvalidRequest("seek takes either an id or a time; give an id, or at=")
 
 
-def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
-    """Where a cursor begins: at an end, at a time in wall microseconds, or at an item (partition and offset)."""
+def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | dict[int, int]:
+    """Where a cursor begins: at an end, at a time in wall microseconds, or at an offset of each of these partitions."""
+    if isinstance(start, Mapping):
+        if not start:
+            raise InvalidRequest("start is an empty mapping; give {partition: offset}")
+        return {
+            check_range("a partition of start", number, 0, LAST_PARTITION): check_range("an offset of start", offset, 0, 1 << 60)
+            for number, offset in start.items()
+        }
     if not isinstance(start, str):
         return values.instant(start, "start")
     if start in ("oldest", "newest"):
         return "oldest" if start == "oldest" else "newest"
     try:
-        return parse_id(start)
+        return dict([parse_id(start)])
     except InvalidRequest:
-        raise InvalidRequest(f"start is {start!r:.80}; give 'oldest', 'newest', a datetime or the id of an item") from None
+        advice = "give 'oldest', 'newest', a datetime, the id of an item or {partition: offset}"
+        raise InvalidRequest(f"start is {start!r:.80}; {advice}") from None
 
 
 def cursor_name(name: str) -> str:
