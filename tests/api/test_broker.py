@@ -18,6 +18,7 @@ from penstock.errors import (
     LeaseLost,
     QueueExists,
     QueueNotFound,
+    StorageFailed,
 )
 from tests.api.both_apis import BrokerOpener
 
@@ -83,6 +84,8 @@ def test_partitions_of_a_root_that_is_left_out_fail_and_are_not_created_empty(op
     orders = opener.open().queue("orders")
     missed = [one for one in orders.stats().partitions if one.status == "failing"]
     assert 0 < len(missed) < 6 and all("add the storage root that holds it" in one.error for one in missed)
+    with pytest.raises(StorageFailed, match="is failing, so the cursor 'audit' was not moved"):
+        orders.cursor("audit").seek({one.partition: 5 for one in missed})
     opener.close()
     orders = opener.open(roots=[tmp_path / "b"]).queue("orders")
     assert orders.stats().ready == len(ids) == 60
