@@ -88,6 +88,7 @@ class KeyOrder:
     def redrive_sent(self, items: Iterable[TrackedItem], incarnation: int, to: int) -> None:
         """Items are about to be redriven: to the queue where their keys are parked for them, or away from it."""
         for item in items:
+            item.not_before = 0  # the delay of a retry ends; a time that the item was given stays
             if item.key is not None:
                 item.returning_to = to if item in self.parked.get((to, item.key), {}) else 0
                 if item in self.parked.get((incarnation, item.key), {}):

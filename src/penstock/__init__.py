@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.api.arguments import ListedItem
     from penstock.api.items import Item, NewItem
     from penstock.api.options import QueueInfo, QueueOptions
-    from penstock.api.redrive import Redriven
+    from penstock.api.redrive import Redriven, RedriveSample
     from penstock.logs.backends import Root
     from penstock.worker.context import Context
     from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
@@ -58,6 +58,7 @@ __all__ = [
     "Queue",
     "QueueInfo",
     "QueueOptions",
+    "RedriveSample",
     "Redriven",
     "Retry",
     "RetryPolicy",
@@ -86,7 +87,7 @@ _NAMES = {
     "api.arguments": ("ListedItem",),
     "api.items": ("Item", "NewItem"),
     "api.options": ("QueueInfo", "QueueOptions"),
-    "api.redrive": ("Redriven",),
+    "api.redrive": ("RedriveSample", "Redriven"),
     "logs.backends": ("Root",),
     "worker.context": ("Context",),
     "worker.outcomes": ("Bury", "Failed", "Retry", "RetryPolicy", "Snooze"),

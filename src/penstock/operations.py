@@ -159,8 +159,8 @@ class ListQueues(Query[list[QueueDescription]]):
 class CreateQueue(Operation[QueueDescription]):
     """Create a queue.
 
-    With `exist_ok` an existing queue of that name is given, if it agrees with `given` (the options, and perhaps
-    partitions, that the user named).
+    With `exist_ok` an existing queue of that name is given, if it agrees with `given`: the options that the user named.
+    It may have another number of partitions.
     """
 
     name: str
@@ -168,6 +168,20 @@ class CreateQueue(Operation[QueueDescription]):
     partitions: int = 1
     exist_ok: bool = False
     given: dict[str, Any] = {}
+
+
+class EnsureQueue(Operation[QueueDescription]):
+    """Create a queue if there is none of that name; else change the options that are named and different.
+
+    The partitions of an existing queue are changed only with `resize`. If one of the options cannot be changed, nothing
+    is. Calls of several programs are executed one after the other.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+    partitions: int | None = None
+    """None: 1 if the queue is created."""
+    resize: bool = False
 
 
 class UpdateQueue(Operation[QueueDescription]):
@@ -287,7 +301,7 @@ class SeekItems(Operation[int]):
 
 
 class RedriveItems(Operation[int]):
-    """Send the ready and buried ones of these items to another queue; or, in the same queue, make buried ones ready."""
+    """Send the waiting and buried ones of these items to another queue; or make buried ones ready in the same queue."""
 
     to: int
     items: ChosenItems | None = None

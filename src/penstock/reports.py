@@ -201,6 +201,8 @@ class ListedItemData(msgspec.Struct, frozen=True):
     """When the lease that holds it ends (wall); 0: it is not leased."""
     expires_at: int = 0
     """When its ttl, or the one that the queue has now, ends (wall); 0: never."""
+    buried_at: int = 0
+    """When it was buried in this queue (wall); 0: it is not buried."""
 
 
 class Latency(msgspec.Struct, frozen=True):

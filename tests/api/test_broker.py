@@ -1,6 +1,8 @@
 """Opening a broker, creating queues, and what survives a restart."""
 
+import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from penstock.errors import (
     LeaseLost,
     QueueExists,
     QueueNotFound,
+    StorageFailed,
 )
 from tests.api.both_apis import BrokerOpener
 
@@ -81,6 +84,8 @@ def test_partitions_of_a_root_that_is_left_out_fail_and_are_not_created_empty(op
     orders = opener.open().queue("orders")
     missed = [one for one in orders.stats().partitions if one.status == "failing"]
     assert 0 < len(missed) < 6 and all("add the storage root that holds it" in one.error for one in missed)
+    with pytest.raises(StorageFailed, match="is failing, so the cursor 'audit' was not moved"):
+        orders.cursor("audit").seek({one.partition: 5 for one in missed})
     opener.close()
     orders = opener.open(roots=[tmp_path / "b"]).queue("orders")
     assert orders.stats().ready == len(ids) == 60
@@ -181,8 +186,65 @@ def test_exist_ok_returns_a_queue_with_the_same_options(broker: Broker) -> None:
     assert broker.create_queue("orders", exist_ok=True, partitions=4, ttl=60).stats().ready == 1
     with pytest.raises(QueueExists, match="'orders' with another ttl; leave ttl out"):
         broker.create_queue("orders", exist_ok=True, ttl=61)
-    with pytest.raises(QueueExists, match="'orders' with another partitions"):
-        broker.create_queue("orders", exist_ok=True, partitions=1)
+
+
+def test_exist_ok_returns_a_queue_that_was_resized(broker: Broker) -> None:
+    broker.create_queue("orders", partitions=4, exist_ok=True).resize(6)
+    assert broker.create_queue("orders", partitions=4, exist_ok=True).info().partitions == 6
+
+
+def test_ensure_queue_creates_a_queue_and_later_changes_its_options(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    first = broker.ensure_queue("orders", partitions=2, max_attempts=3, ttl=60)
+    assert (first.info().partitions, first.info().max_attempts, first.info().ttl) == (2, 3, 60)
+    first.produce(b"1")
+    caplog.clear()
+    again = broker.ensure_queue("orders", partitions=2, max_attempts=3)
+    assert (again.info(), caplog.messages) == (first.info(), []), "nothing differs"
+    changed = broker.ensure_queue("orders", max_attempts=5, retention={"max_segments": 4})
+    assert (changed.info().max_attempts, changed.info().ttl, changed.stats().ready) == (5, 60, 1)
+    assert caplog.messages == ["options of queue 'orders' were changed: max_attempts 3 → 5, retention.max_segments 0 → 4"]
+
+
+def test_ensure_queue_resizes_only_if_it_is_told_to(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    broker.create_queue("orders", partitions=2)
+    caplog.clear()
+    assert broker.ensure_queue("orders", partitions=4).info().partitions == 2
+    assert caplog.messages == ["queue 'orders' keeps its 2 partitions, and 4 were asked for; resize it to change that"]
+    assert broker.ensure_queue("orders", partitions=4, resize=True, ttl=9).info().partitions == 4
+    assert broker.queue("orders").info().ttl == 9
+    assert broker.ensure_queue("orders", partitions=1, resize=True).info().partitions == 1
+
+
+def test_ensure_queue_changes_nothing_if_an_option_cannot_be_changed(broker: Broker) -> None:
+    before = broker.create_queue("orders", durability="os").info()
+    with pytest.raises(InvalidRequest, match="the durability of queue 'orders' cannot be changed"):
+        broker.ensure_queue("orders", partitions=3, resize=True, max_attempts=7, durability="fsync")
+    with pytest.raises(QueueNotFound, match="there is no queue 'nowhere' to be the dead queue"):
+        broker.ensure_queue("orders", partitions=3, resize=True, dead_queue="nowhere")
+    with pytest.raises(InvalidRequest, match="partitions is not given"):
+        broker.ensure_queue("orders", resize=True)
+    with pytest.raises(QueueNotFound, match="there is no queue 'nowhere' to be the dead queue"):
+        broker.ensure_queue("mail", dead_queue="nowhere")
+    assert broker.queue("orders").info() == before
+    assert [queue.name for queue in broker.queues()] == ["orders"]
+    assert broker.ensure_queue("orders", durability="os").info() == before
+
+
+def test_threads_that_ensure_a_queue_at_the_same_time_agree() -> None:
+    with penstock.open("memory://") as broker:
+
+        def ensure(number: int) -> tuple[str, int, int]:
+            info = broker.ensure_queue("orders", partitions=4, resize=True, max_attempts=5).info()
+            return info.incarnation, info.partitions, info.max_attempts
+
+        broker.create_queue("orders")
+        for _ in range(2):
+            with ThreadPoolExecutor(8) as pool:
+                assert len({*pool.map(ensure, range(16))}) == 1
+            broker.delete_queue("orders")
+        assert ensure(0)[1:] == (4, 5)
 
 
 def test_queues_are_listed_by_name_in_pages(broker: Broker) -> None:
@@ -245,6 +307,8 @@ WRONG: list[tuple[str, Callable[[Broker], object], str]] = [
     ("durability", lambda b: b.create_queue("q", durability="x"), "durability is 'x'; use 'fsync'"),  # type: ignore[arg-type]
     ("itself", lambda b: b.create_queue("q", dead_queue="q"), "queue 'q' cannot be its own dead queue; give another one"),
     ("dead", lambda b: b.create_queue("q", dead_queue=1), "the queue is int; give its name, or a Queue"),  # type: ignore[arg-type]
+    ("resize", lambda b: b.ensure_queue("q", resize=1), "resize is int; give True or False"),  # type: ignore[arg-type]
+    ("ensured partitions", lambda b: b.ensure_queue("q", partitions=0), "partitions is 0"),
     ("exist_ok", lambda b: b.create_queue("q", exist_ok=1), "exist_ok is int; give True or False"),  # type: ignore[arg-type]
     ("limit", lambda b: b.queues(limit=0), "limit is 0; give a whole number from 1 to 10000"),
     ("prefix", lambda b: b.queues(prefix=None), "prefix is NoneType; give a text"),  # type: ignore[arg-type]

@@ -118,6 +118,68 @@ def test_a_cursor_can_be_moved(opener: BrokerOpener, manual_clock_broker: Broker
     assert len(cursor.read()) == 4
 
 
+def test_a_cursor_skips_forward(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
+    ids = fill(queue, 4)
+    opener.clock.advance(5 * MINUTE)
+    fill(queue, 3, 4)
+    cursor = queue.cursor("audit")
+    assert next(cursor).id == ids[0]
+    cursor.seek(ids[2])
+    assert numbers([next(cursor)]) == [2], "the page that was read before is given up"
+    cursor.seek(datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=2))
+    assert numbers(list(queue.cursor("audit"))) == [4, 5, 6], "the position is committed"
+    cursor.seek({0: 6})
+    assert (cursor.position, numbers(cursor.read())) == ({0: 6}, [6])
+    cursor.seek("oldest")
+    cursor.seek("newest")
+    fill(queue, 1, 7)
+    assert numbers(cursor.read()) == [7]
+    assert queue.stats().ready == 8, "the items are as they were"
+
+
+def test_a_new_cursor_that_begins_at_an_item_holds_every_partition(queue: Queue) -> None:
+    fill(queue, 20)
+    assert queue.cursor("a", start="1-3").position == queue.cursor("b", start={1: 3}).position == {0: 0, 1: 3}
+    assert queue.cursors() == {"a": {0: 0, 1: 3}, "b": {0: 0, 1: 3}}
+
+
+def test_a_cursor_is_not_moved_beyond_the_end(queue: Queue) -> None:
+    fill(queue, 4)
+    cursor = queue.cursor("audit")
+    ends = {partition.partition: partition.produced for partition in queue.stats().partitions}
+    for target in ({0: 1_000, 1: 1_000}, "0-1000"):
+        cursor.seek(target)
+    assert cursor.position == queue.cursors()["audit"] == ends
+    fill(queue, 3, 4)
+    assert numbers(cursor.read()) == [4, 5, 6]
+    for target in ("7-0", {0: 0, 7: 0}):
+        with pytest.raises(InvalidRequest, match=r"queue 'orders' has no partition 7; give one of \[0, 1\]"):
+            cursor.seek(target)
+    assert numbers(cursor.read()) == [], "it was not moved"
+
+
+def test_a_cursor_skips_forward_after_resizes(queue: Queue) -> None:
+    """Also over items that wait behind the fences of a resize, and over those that it forwards."""
+    later = datetime.now(UTC) + timedelta(hours=1)
+    for number in range(20):
+        queue.produce(str(number), key=f"k{number % 10}", at=later if number < 10 else None)
+    held = queue.lease(3)  # their keys hold fences after the resize
+    cursor = queue.cursor("audit")
+    queue.resize(5)
+    for number in range(20, 40):
+        queue.produce(str(number), key=f"k{number % 10}")
+    assert queue.stats().resizing
+    cursor.seek("newest")
+    assert cursor.position.keys() == {0, 1, 2, 3, 4}
+    held.complete()
+    queue.resize(2)
+    fill(queue, 5, 40)
+    assert numbers(list(queue.cursor("audit"))) == [40, 41, 42, 43, 44]
+    cursor.seek("oldest")
+    assert numbers(cursor.read()) == list(range(45)), "each item once"
+
+
 def test_cursors_are_listed_and_released(queue: Queue) -> None:
     fill(queue, 2)
     cursor = queue.cursor("audit")
@@ -164,11 +226,17 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
     ("name", lambda q: q.cursor(""), "the cursor has no name; give one"),
     ("name type", lambda q: q.cursor(1), "a cursor's name is int; give a text"),  # type: ignore[arg-type]
     ("long name", lambda q: q.cursor("n" * 1025), "a cursor's name has 1025 bytes; give at most 1024"),
-    ("start", lambda q: q.cursor("c", start="first"), "start is 'first'; give 'oldest', 'newest', a datetime or the id of an item"),
+    (
+        "start",
+        lambda q: q.cursor("c", start="first"),
+        "start is 'first'; give 'oldest', 'newest', a datetime, the id of an item or {partition: offset}",
+    ),
     ("start date", lambda q: q.cursor("c", start=datetime(2026, 1, 1)), "start has no timezone; give one"),
+    ("offsets", lambda q: q.cursor("c", start={0: -1}), "an offset of start is -1; give"),
+    ("no offsets", lambda q: q.cursor("c", start={}), "start is an empty mapping; give {partition: offset}"),
     ("follow", lambda q: q.cursor("c", follow=1), "follow is int; give True or False"),  # type: ignore[arg-type]
     ("limit", lambda q: q.cursor("there").read(0), "limit is 0; give a whole number from 1 to 10000"),
-    ("seek", lambda q: q.cursor("there").seek("end"), "start is 'end'; give 'oldest', 'newest', a datetime or the id"),
+    ("seek", lambda q: q.cursor("there").seek("end"), "start is 'end'; give 'oldest', 'newest', a datetime, the id"),
 ]
 
 

@@ -397,3 +397,25 @@ def test_wrong_arguments_are_refused_and_nothing_is_done(queue: Queue, call: Cal
     assert sentence in str(caught.value)
     assert (queue.stats().leased, queue.stats().ready) == (1, 1)
     assert not queue.lease(1, wait=WAIT)[0].attempts > 1
+
+
+# -- follow-ups of what is completed already -----------------------------------------------------------
+
+
+def test_follow_ups_for_an_item_that_is_completed_already_are_an_error(queue: Queue) -> None:
+    fill(queue, 4)
+    (one,) = queue.lease()
+    one.complete()
+    one.complete()  # nothing is lost by a second completion
+    with pytest.raises(InvalidRequest, match="this call made no follow-ups"):
+        one.complete(then=[b"next"])
+    assert one.state == "completed"
+    batch = queue.lease(2)
+    batch.complete()
+    with pytest.raises(InvalidRequest, match="this call made no follow-ups"):
+        batch[0].complete(then=[b"next"])
+    (last,) = queue.lease()
+    queue.complete([last.token])
+    with pytest.raises(InvalidRequest, match="this call made no follow-ups"), last:
+        last.complete(then=[b"next"])
+    assert (queue.stats().produced, queue.stats().completed) == (4, 4)

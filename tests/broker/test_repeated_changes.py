@@ -10,6 +10,7 @@ from penstock.operations import (
     ClearItems,
     CreateQueue,
     DeleteQueue,
+    EnsureQueue,
     ListCursors,
     MoveCursor,
     Operation,
@@ -225,6 +226,22 @@ def test_a_repeated_update_changes_nothing(file_broker: BrokerUnderTest) -> None
     file_broker.restart()
     assert queue.call(UpdateQueue(changes={"max_attempts": 3}, call=AGAIN)).options.policy.max_attempts == 5
     assert queue.info.options.policy.max_attempts == 5
+
+
+@pytest.mark.parametrize("options", [{"max_attempts": 3}, {}], ids=["options and width", "width"])
+def test_a_repeated_ensure_changes_nothing(file_broker: BrokerUnderTest, options: dict[str, object]) -> None:
+    queue = file_broker.create(partitions=2)
+
+    def ensure(call: Call) -> QueueDescription:
+        return file_broker.embedded.call(EnsureQueue(name=queue.info.name, options=options, partitions=4, resize=True, call=call))
+
+    assert ensure(FIRST).partitions == 4
+    queue.resize(3)
+    queue.update(max_attempts=5)
+    file_broker.restart()
+    again = ensure(AGAIN)
+    assert (again.partitions, again.options.policy.max_attempts) == (3, 5)
+    assert ensure(Call(SESSION, 4)).partitions == 4, "another call is another matter"
 
 
 def test_a_repeated_resize_changes_nothing(file_broker: BrokerUnderTest) -> None:

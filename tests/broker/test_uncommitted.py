@@ -24,7 +24,7 @@ FAULTS: tuple[Fault, ...] = ("halt", errno.EIO, "interrupt")
 
 def resize(queue: QueueUnderTest, partitions: int) -> SubmittedRequest:
     """Put a resize that shares the next turn with whatever else is put."""
-    change = queue.broker._record_layout
+    change = queue.broker.settings.record_layout
     return queue.submit(
         ResizeRequest(
             lambda engine: change(engine, lambda entry: partition_layout.resized_layout(entry, partitions), None), recorded_elsewhere=True

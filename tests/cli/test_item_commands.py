@@ -243,11 +243,24 @@ def test_redrive_with_a_filter(cli: CommandLine) -> None:
     where = ["dead", "redrive", "dead", "--to", "q", "--where", "kind=invoice", "--where", "origin_queue=q"]
     preview = cli.json(*where, "--preview")
     assert preview["items"] == 3 and len(preview["ids"]) == 3
-    assert cli.out(*where, "--preview").splitlines() == ["3 items would be sent from dead to q", "  " + ", ".join(preview["ids"])]
+    first = preview["sample"][0]
+    assert (first["id"], first["kind"], first["reason"], first["attempts"], first["payload"]) == (preview["ids"][0], "invoice", "x", 1, "1")
+    lines = cli.out(*where, "--preview").splitlines()
+    assert lines[0] == "3 items would be sent from dead to q" and len(lines) == 5
+    assert lines[1].split()[:4] == ["ID", "STATE", "FROM", "ATTEMPTS"]
+    assert lines[2].split()[:4] == [preview["ids"][0], "ready", "q", "1"] and lines[2].split()[-2:] == ["invoice", "1"]
     assert cli.json(*where, "--limit", "2")["items"] == 2
     assert cli.out(*where) == "1 item sent from dead to q"
     assert cli.out(*where) == "0 items sent from dead to q"
     assert sorted(one["payload"] for one in cli.json("items", "q", "--state", "ready")) == ["1", "3", "5"]
+
+
+def test_a_long_preview_is_cut(cli: CommandLine) -> None:
+    with cli.open_unthreaded() as broker:
+        broker.create_queue("other")
+        broker.create_queue("q").produce_many([b"x"] * 103)
+    lines = cli.out("dead", "redrive", "q", "--to", "other", "--preview").splitlines()
+    assert (lines[0], lines[-1], len(lines)) == ("103 items would be sent from q to other", "and 3 items more", 103)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,23 @@ def test_update_changes_what_is_given(orders_cli: CommandLine) -> None:
 
 def test_create_again(orders_cli: CommandLine) -> None:
     assert "already; use it, add --exist-ok, or" in orders_cli.refused("queue", "create", "orders", code=8)
-    assert "another partitions" in orders_cli.refused("queue", "create", "orders", "--exist-ok", "--partitions", "5", code=8)
+    assert "another ttl" in orders_cli.refused("queue", "create", "orders", "--exist-ok", "--ttl", "5", code=8)
+    assert orders_cli.out("queue", "create", "orders", "--exist-ok", "--partitions", "5") == "queue orders has 2 partitions"
     assert orders_cli.json("queue", "create", "orders", "--exist-ok", "--partitions", "2")["max_attempts"] == 2
+
+
+def test_ensure(cli: CommandLine) -> None:
+    ensure = ["queue", "ensure", "orders", "--partitions"]
+    assert cli.out(*ensure, "2", "--max-attempts", "3") == "queue orders is created, with 2 partitions"
+    assert cli.out(*ensure, "2", "--max-attempts", "3") == "queue orders is as it should be"
+    assert cli.out(*ensure, "4", "--max-attempts", "5", "--ttl", "60").splitlines() == [
+        "queue orders is changed: max_attempts 3 → 5, ttl none → 60.0",
+        "it keeps its 2 partitions; give --resize to change that",
+    ]
+    assert cli.out(*ensure, "4", "--resize") == "queue orders is changed: partitions 2 → 4"
+    assert cli.json(*ensure, "4")["max_attempts"] == 5
+    assert "durability" in cli.refused(*ensure, "4", "--durability", "os", code=2)
+    assert "--resize needs a number of partitions" in cli.refused("queue", "ensure", "orders", "--resize", code=2)
 
 
 def test_resize(orders_cli: CommandLine) -> None:

@@ -68,7 +68,7 @@ def write_config(folder: Path, text: str) -> str:
 
 
 def test_check_says_what_differs_and_changes_nothing(orders_cli: CommandLine, tmp_path: Path) -> None:
-    config = write_config(tmp_path, "[queues.orders]\npartitions = 4\nmax_attempts = 3\n[queues.mail]\n")
+    config = write_config(tmp_path, "[queues.orders]\npartitions = 4\nresize = true\nmax_attempts = 3\n[queues.mail]\n")
     before = orders_cli.files()
     assert orders_cli.run("serve", "--check", "--config", config, code=1).out.splitlines() == [
         "queue orders: max_attempts 2 → 3",
@@ -78,7 +78,7 @@ def test_check_says_what_differs_and_changes_nothing(orders_cli: CommandLine, tm
     assert orders_cli.files() == before
     assert orders_cli.json("serve", "--check", "--config", config, code=1)["differences"][1] == {
         "queue": "orders",
-        "change": "grow",
+        "change": "resize",
         "text": "queue orders: 2 partitions → 4",
     }
 

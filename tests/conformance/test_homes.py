@@ -22,6 +22,7 @@ from penstock.operations import (
     DeleteQueue,
     DescribeOwner,
     EndStream,
+    EnsureQueue,
     ExplainItem,
     FailGranted,
     FindLeases,
@@ -83,6 +84,7 @@ SAMPLES: list[Operation[Any]] = [
     ListQueues(prefix="a", prefixes=["aa"], after="b", limit=3),
     CreateQueue(name="q", options={"max_attempts": 3}, partitions=2, exist_ok=True, given={"partitions": 2}),
     UpdateQueue(queue=1, changes={"max_attempts": 4}),
+    EnsureQueue(name="q", options={"max_attempts": 3}, partitions=2, resize=True),
     ResizeQueue(queue=1, partitions=4),
     SetReadOnly(queue=1, partition=0, read_only=False),
     DeleteQueue(queue=1, wait=5),
@@ -204,6 +206,18 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
         home.call(FindQueue(name="b"))
 
 
+def test_a_queue_is_ensured(home: Home) -> None:
+    made = home.call(EnsureQueue(name="q", options={"max_attempts": 3}, partitions=2))
+    assert (made.partitions, made.options.policy.max_attempts) == (2, 3)
+    assert home.call(EnsureQueue(name="q", options={"max_attempts": 3}, partitions=3)) == made
+    changed = home.call(EnsureQueue(name="q", options={"ttl": 60 * SECOND}, partitions=3, resize=True))
+    assert (changed.incarnation, changed.partitions) == (made.incarnation, 3)
+    assert (changed.options.policy.max_attempts, changed.options.policy.ttl) == (3, 60 * SECOND)
+    with pytest.raises(InvalidRequest, match="durability"):
+        home.call(EnsureQueue(name="q", options={"durability": "os"}))
+    assert home.call(CreateQueue(name="q", partitions=1, exist_ok=True, given={"max_attempts": 3})) == changed
+
+
 def test_errors_have_their_type(home: Home) -> None:
     create(home, "q")
     with pytest.raises(QueueExists):
@@ -303,6 +317,19 @@ def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
     produce(home, queue, "a")
     assert settle(home, queue, "complete", lease(home, queue), then=[(other, items(["next"]))]) == Settled(1)
     assert texts(leased_soon(home, other)) == ["next"]
+
+
+def test_follow_ups_of_a_completed_item_are_refused_and_a_repeated_request_is_not(home: Home) -> None:
+    queue = create(home)
+    produce(home, queue, "a", "b")
+    held, then = lease(home, queue), [(queue, items(["next"]))]
+    assert settle(home, queue, "complete", held) == Settled(1)
+    late = settle(home, queue, "complete", held, then=then)
+    assert isinstance(late, Refused) and (late.code, "made no follow-ups" in late.message) == ("invalid_request", True)
+    held = lease(home, queue)
+    assert [settle(home, queue, "complete", held, then=then, request=b"r" * 16) for _ in range(2)] == [Settled(1)] * 2
+    assert texts(leased_soon(home, queue)) == ["next"]
+    assert home.call(ReadStats(queue=queue)).produced == 3
 
 
 def leased_soon(home: Home, queue: int) -> LeaseResult:

@@ -23,10 +23,10 @@ def waiting_bodies(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list
     return [entry.body for entry in line]
 
 
-def refused(partition: PartitionUnderTest, error: type[PenstockError], wrong: Callable[[], object]) -> None:
+def refused(partition: PartitionUnderTest, error: type[PenstockError], wrong: Callable[[], object], match: str = "; ") -> None:
     """Check that a call raises this error and changes nothing."""
     before = base.dump(partition.wrapped.state)
-    with pytest.raises(error, match="; "):
+    with pytest.raises(error, match=match):
         wrong()
     assert base.dump(partition.wrapped.state) == before
 
@@ -82,12 +82,26 @@ def test_items_and_follow_ups_for_one_destination_have_one_order(partition: Part
 
 
 @pytest.mark.parametrize("which", [None, [0]])
-def test_a_repeated_completion_makes_no_more_follow_ups(partition: PartitionUnderTest, which: list[int] | None) -> None:
+def test_follow_ups_of_a_completed_item_are_refused(partition: PartitionUnderTest, which: list[int] | None) -> None:
     partition.produce("a")
     granted = partition.lease()
-    partition.complete(granted.lease, which, then=[ONE])
+    partition.complete(granted.lease, which)
     partition.restart()
-    assert partition.complete(granted.lease, which, then=[ONE]).refused == []
+    assert partition.complete(granted.lease, which).refused == []
+    late = partial(partition.complete, granted.lease, which, then=[ONE])
+    refused(partition, InvalidRequest, late, match="this call made no follow-ups; give them with the call that completes the item")
+
+
+def test_follow_ups_of_an_item_that_was_completed_with_others_are_refused(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b", "c")
+    granted = partition.lease(3)
+    partition.complete(granted.lease, [0])
+    for which in ([0], [0, 1]):
+        refused(partition, InvalidRequest, partial(partition.complete, granted.lease, which, then=[ONE]))
+    assert partition.complete(granted.lease, [1], then=[ONE]).done == 1
+    partition.advance(3600)  # the lease has ended, and some of its items were completed
+    refused(partition, InvalidRequest, partial(partition.complete, granted.lease, [0], then=[ONE]))
+    refused(partition, LeaseLost, partial(partition.complete, granted.lease, [0, 2], then=[ONE]))
     assert waiting_bodies(partition) == [b"one"]
 
 

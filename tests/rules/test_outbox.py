@@ -28,7 +28,7 @@ def on_their_way(partition: PartitionUnderTest, to: bytes = ELSEWHERE) -> list[l
 def refused(partition: PartitionUnderTest, *which: int) -> None:
     """Check that sending these items raises and changes nothing."""
     before = base.dump(partition.wrapped.state)
-    with pytest.raises(InvalidRequest, match="cannot be sent; it must be buried or ready"):
+    with pytest.raises(InvalidRequest, match="cannot be sent; it must be buried or ready or scheduled"):
         partition.send(*which)
     assert base.dump(partition.wrapped.state) == before
 
@@ -101,23 +101,46 @@ def test_clearing_buried_items_keeps_the_burials_of_moving_items(partition: Part
 
 def test_only_ready_or_buried_items_can_be_sent(partition: PartitionUnderTest) -> None:
     partition.produce("completed", "leased", "moving", "ready")
-    partition.produce("scheduled", at=partition.after(100))
     partition.complete(partition.lease(1).lease)
     partition.lease(1)
     partition.send(2)
-    for which in ((0,), (1,), (2,), (4,), (99,), (3, 1), (3, 2)):
+    for which in ((0,), (1,), (2,), (99,), (3, 1), (3, 2)):
         refused(partition, *which)
     partition.deliver()
     refused(partition, 2)
 
 
-def test_a_backing_off_item_cannot_be_sent(partition: PartitionUnderTest) -> None:
-    partition.produce("a1", "a2", key="a")
-    partition.retry(partition.lease().lease, delay=10)
-    refused(partition, 0)
+def test_a_scheduled_item_is_sent_and_never_comes_due_here(partition: PartitionUnderTest) -> None:
+    partition.produce("ready")
+    partition.produce("later", "too", at=partition.after(100), ttl=200)
     partition.send(1)
+    partition.kill()
+    assert partition.counts == (1, 1, 0, 0, 0, 1)
+    partition.deliver()
+    partition.advance(100)
+    assert partition.drain() == ["ready", "too"]
+    partition.advance(200)
+    assert partition.state_of(1) is ItemState.COMPLETED
+
+
+def test_an_item_that_backs_off_is_sent_and_frees_its_key(partition: PartitionUnderTest) -> None:
+    partition.produce("a1", "a2", key="a")
+    partition.retry(partition.lease(1).lease, [0], delay=10)
+    partition.send(0)
+    assert partition.drain() == ["a2"]
+    partition.restart()
+    partition.deliver()
     partition.advance(10)
-    assert partition.drain() == ["a1"]
+    assert partition.drain() == [] and partition.counts == (0, 0, 0, 2, 0, 0)
+
+
+def test_an_item_without_a_key_that_backs_off_is_sent(partition: PartitionUnderTest) -> None:
+    partition.produce("a", "b")
+    partition.retry(partition.lease(1).lease, delay=10, reason="bad")
+    partition.send(0)
+    partition.deliver()
+    partition.advance(10)
+    assert partition.drain() == ["b"]
 
 
 @pytest.mark.parametrize("to", [b"", b"elsewhere", ELSEWHERE + b"\0", "elsewhere"])

@@ -14,6 +14,7 @@ from penstock.operations import (
     OPERATIONS,
     CreateQueue,
     DescribeOwner,
+    EnsureQueue,
     ExplainItem,
     FindQueue,
     LeaseItems,
@@ -49,7 +50,7 @@ NEEDED = {
     ],
     "admin": [
         "CreateQueue", "UpdateQueue", "ResizeQueue", "SetReadOnly", "DeleteQueue", "PauseQueue", "CompactQueue", "ClearItems", "SeekItems",
-        "RedriveItems", "ReleaseKey",
+        "RedriveItems", "ReleaseKey", "EnsureQueue",
     ],
 }  # fmt: skip
 """Which scope each operation needs. What a new operation shows must be considered before it is entered here."""
@@ -158,6 +159,8 @@ def test_a_hidden_queue_is_answered_like_one_that_does_not_exist() -> None:
         CreateQueue(name="orders-2", options={"dead_queue": "secret"}),
         CreateQueue(name="orders-2", exist_ok=True, given={"dead_queue": "secret"}),
         UpdateQueue(queue=QUEUE, changes={"dead_queue": "secret"}),
+        EnsureQueue(name="secret"),
+        EnsureQueue(name="orders-2", options={"dead_queue": "secret"}),
     ],
 )
 @pytest.mark.parametrize("exists", [True, False])
@@ -174,6 +177,7 @@ def test_the_prefixes_bind_names(operation: Operation[Any], exists: bool) -> Non
     [
         FindQueue(name="orders-2"),
         CreateQueue(name="orders-2", options={"dead_queue": "orders.dead"}),
+        EnsureQueue(name="orders-2", options={"dead_queue": "orders.dead"}),
         UpdateQueue(queue=QUEUE, changes={"dead_queue": ""}),
         UpdateQueue(queue=QUEUE, changes={"dead_queue": None, "max_items": 5}),
         RedriveItems(queue=8, to=QUEUE),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.server.declared_queues import Comparison, DeclaredQueue, apply, compare
+from penstock.server.declared_queues import Comparison, DeclaredQueue, apply, compare, read_queues
 from penstock.words.errors import InvalidRequest
 
 
@@ -16,8 +16,8 @@ def broker() -> Iterator[penstock.Broker]:
         yield broker
 
 
-def declared(name: str, partitions: int | None = None, **options: Any) -> DeclaredQueue:
-    return DeclaredQueue(name, partitions, options)
+def declared(name: str, partitions: int | None = None, *, resize: bool = False, **options: Any) -> DeclaredQueue:
+    return DeclaredQueue(name, partitions, options, resize)
 
 
 def found(comparison: Comparison) -> list[str]:
@@ -61,22 +61,36 @@ def test_the_text_of_differences(broker: penstock.Broker) -> None:
     ]
 
 
-def test_a_queue_grows(broker: penstock.Broker) -> None:
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_queue_is_resized_if_its_table_says_so(broker: penstock.Broker, partitions: int) -> None:
     broker.create_queue("orders", partitions=2)
-    comparison = compare(broker.home, [declared("orders", 4)])
-    assert found(comparison) == ["queue orders: 2 partitions → 4"]
+    comparison = compare(broker.home, [declared("orders", partitions, resize=True, max_attempts=5)])
+    assert found(comparison) == ["queue orders: max_attempts 10 → 5", f"queue orders: 2 partitions → {partitions}"]
     apply(broker.home, comparison)
-    assert broker.queue("orders").info().partitions == 4
+    info = broker.queue("orders").info()
+    assert (info.partitions, info.max_attempts) == (partitions, 5)
 
 
-def test_a_queue_is_not_made_narrower(broker: penstock.Broker, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("partitions", [2, 8])
+def test_a_queue_keeps_its_partitions(broker: penstock.Broker, partitions: int, caplog: pytest.LogCaptureFixture) -> None:
     broker.create_queue("orders", partitions=4)
-    comparison = compare(broker.home, [declared("orders", 2)])
-    assert [difference.change for difference in comparison.differences] == ["shrink"]
+    comparison = compare(broker.home, [declared("orders", partitions)])
+    assert [difference.change for difference in comparison.differences] == ["keep"]
+    caplog.clear()
     apply(broker.home, comparison)
     assert broker.queue("orders").info().partitions == 4
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == ("queue orders: 4 partitions → 2 is left as it is; a server makes no queue narrower: penstock queue resize orders 2")
+    advice = f"to change it: resize = true in its table, or: penstock queue resize orders {partitions}"
+    assert said == f"queue orders: 4 partitions → {partitions} is left as it is; {advice}"
+
+
+def test_the_entry_resize_of_a_table() -> None:
+    queues, problems = read_queues({"a": {"partitions": 2, "resize": True}, "b": {"resize": True}, "c": {"resize": 1, "partitions": 2}})
+    assert queues == [declared("a", 2, resize=True)]
+    assert problems == [
+        "queues.b: resize is true, and partitions is not given; give the number of partitions",
+        "queues.c: resize is int; give True or False",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +127,10 @@ def test_a_broker_that_does_not_exist_has_no_queues() -> None:
 
 
 def test_a_change_that_is_refused_for_good_is_an_error(broker: penstock.Broker) -> None:
-    queue = broker.create_queue("orders")
-    comparison = compare(broker.home, [declared("orders", max_attempts=5)])
-    broker.delete_queue(queue.name)
+    broker.create_queue("orders")
+    broker.create_queue("orders.dead")
+    comparison = compare(broker.home, [declared("orders", dead_queue="orders.dead")])
+    broker.delete_queue("orders.dead")
     with pytest.raises(penstock.errors.QueueNotFound):
         apply(broker.home, comparison)
 

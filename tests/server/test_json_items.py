@@ -324,9 +324,22 @@ def test_follow_ups_are_produced_with_the_completion(client: JsonClient, broker:
     wait_until(lambda: mails.stats().ready == 1 and queue.stats().ready == 1)
     gone = client.post("queue.complete", queue_name=queue.name, ids=[first["id"]], then=then)
     assert (gone.status, gone.json["code"]) == (410, "lease_lost")  # it cannot know whether these follow-ups were made
+    assert "is not leased, it is completed" in gone.json["message"] and "this call made no follow-ups" in gone.json["message"]
+    by_token = client.refused("queue.complete", queue_name=queue.name, lease_tokens=[first["lease_token"]], then=then)
+    assert by_token[:2] == (400, "invalid_request") and "this call made no follow-ups" in by_token[2]
     nowhere = client.refused("queue.complete", queue_name=queue.name, ids=[second["id"]], then=[{"queue_name": "none", "items": [{}]}])
     assert nowhere[:2] == (404, "queue_not_found")
     assert mails.stats().produced == 1
+
+
+def test_a_repeated_request_with_follow_ups_is_answered_the_same(client: JsonClient, queue: penstock.Queue) -> None:
+    queue.produce(b"a")
+    (item,) = leased(client, queue)
+    request = {"queue_name": queue.name, "lease_tokens": [item["lease_token"]], "request_id": "r1"}
+    request["then"] = [{"queue_name": queue.name, "items": [{"utf8": "next"}]}]
+    assert client.ok("queue.complete", **request) == client.ok("queue.complete", **request) == {"items": [{"id": item["id"]}]}
+    wait_until(lambda: queue.stats().ready == 1)
+    assert queue.stats().produced == 2
 
 
 def test_follow_ups_need_items_of_one_lease(client: JsonClient, queue: penstock.Queue) -> None:

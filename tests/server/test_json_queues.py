@@ -72,9 +72,21 @@ def test_a_queue_is_created_once(client: JsonClient, queue: penstock.Queue) -> N
     found = client.ok("queues.create", queue_name=queue.name, exist_ok=True, lease_timeout=60)
     assert found["incarnation"] == queue.info().incarnation
     assert client.refused("queues.create", queue_name=queue.name, exist_ok=True, lease_timeout="2m")[:2] == (409, "queue_exists")
-    assert client.refused("queues.create", queue_name=queue.name, exist_ok=True, requested_partitions=2)[:2] == (409, "queue_exists")
+    assert client.ok("queues.create", queue_name=queue.name, exist_ok=True, requested_partitions=2) == found, "it keeps its width"
     assert client.refused("queues.create", queue_name="no spaces")[:2] == (400, "invalid_request")
     assert client.refused("queues.create", queue_name="new", reference="mine")[2] == "a queue has no reference here; leave it out"
+
+
+def test_a_queue_is_ensured(client: JsonClient, broker: penstock.Broker) -> None:
+    created = client.ok("queues.ensure", queue_name="orders", requested_partitions=2, max_attempts=3)
+    assert (created["requested_partitions"], created["max_attempts"]) == (2, 3)
+    changed = client.ok("queues.ensure", queue_name="orders", requested_partitions=4, max_attempts=5)
+    assert changed == {**created, "max_attempts": 5}
+    resized = client.ok("queues.ensure", queue_name="orders", requested_partitions=4, resize=True)
+    assert (resized["requested_partitions"], resized["max_attempts"]) == (4, 5)
+    wrong = client.refused("queues.ensure", queue_name="orders", durability="os", max_attempts=9)
+    assert wrong[:2] == (400, "invalid_request") and "durability" in wrong[2]
+    assert broker.queue("orders").info().max_attempts == 5
 
 
 def test_an_update_changes_only_what_it_names(client: JsonClient, broker: penstock.Broker) -> None:
@@ -253,7 +265,13 @@ def test_items_are_redriven(client: JsonClient, broker: penstock.Broker) -> None
     source.lease(4).bury(reason="broken")
     move = {"queue_name": "source", "to": "target"}
     preview = client.ok("queue.redrive", **move, where={"kind": "a"}, preview=True)
-    assert preview == {"items": 3, "ids": ["0-0", "0-2", "0-3"]}
+    assert (preview["items"], preview["ids"]) == (3, ["0-0", "0-2", "0-3"])
+    first = preview["sample"][0]
+    assert {first.pop("produced_at")[:2], first.pop("buried_at")[:2]} == {"20"}
+    described = {"id": "0-0", "state": "buried", "key": "k0", "kind": "a", "reason": "broken"}
+    assert first == {**described, "attempts": 1, "size_bytes": 0, "payload": ""}
+    assert [item["id"] for item in preview["sample"]] == preview["ids"]
+    assert client.ok("queue.redrive", **move, where={"state": "scheduled"}) == {"items": 0, "ids": []}
     assert client.ok("queue.redrive", **move, where={"headers": {"n": "2"}}) == {"items": 1, "ids": ["0-2"]}
     assert client.ok("queue.redrive", **move, where={"kind": "a", "reason": "broken"}, limit=1) == {"items": 1, "ids": ["0-0"]}
     assert client.ok("queue.redrive", queue_name="source", to="source", where={"key": "k1"}) == {"items": 1, "ids": ["0-1"]}

@@ -103,6 +103,22 @@ def sent_items_stay_buried_and_are_sent_again(patch: Patch) -> None:
 
 
 @bug(40)
+def sent_items_stay_scheduled_and_come_due(patch: Patch) -> None:
+    def apply(state: State, record: records.Sent, now: Moment) -> None:
+        scheduled = state.scheduled.within(0, state.next_offset)
+        outbox.apply_sent(state, record, now)
+        state.scheduled.add_all(scheduled)
+
+    patch.setitem(machine._APPLY, records.Sent, apply)
+
+
+@bug(100)
+def redriven_items_lose_the_time_that_they_were_given(patch: Patch) -> None:
+    right = TransferStep._with_origins
+    patch.setattr(TransferStep, "_with_origins", lambda self, *args: msgspec.structs.replace(right(self, *args), ats=None))
+
+
+@bug(40)
 def delivered_items_stay_in_the_outbox(patch: Patch) -> None:
     patch.setitem(machine._APPLY, records.Delivered, lambda state, record, now: None)
 

@@ -130,6 +130,23 @@ def test_follow_ups_are_made_exactly_if_the_item_is_completed(broker: Broker, qu
     assert found == [{"attempt": 2}] * 2  # one from the order, one from its follow-up
 
 
+def test_a_follow_up_of_an_item_that_the_handler_completed_is_logged(
+    queue: Queue, log: HandlerEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.produce(b"order")
+
+    def handle(item: Item, context: Context) -> None:
+        queue.complete([context.token])
+        context.follow_up(b"more")
+        log.add(item.payload)
+
+    with running_worker(Worker(queue, handle)):
+        assert log.next() == b"order"
+        wait_until(lambda: "could not be made" in caplog.text)
+    assert "this call made no follow-ups" in caplog.text
+    assert (queue.stats().completed, queue.stats().produced) == (1, 1)
+
+
 def test_a_follow_up_to_an_unknown_queue_is_refused_in_the_handler(broker: Broker, queue: Queue, log: HandlerEvents) -> None:
     queue.produce(b"x")
     wrong: list[tuple[Any, type[Exception]]] = [(NewItem(b"", queue="nowhere"), QueueNotFound), (None, InvalidRequest)]

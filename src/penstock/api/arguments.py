@@ -25,7 +25,7 @@ from penstock.words.values import Value
 
 Seconds: TypeAlias = float | timedelta
 RequestId: TypeAlias = str | bytes
-Start: TypeAlias = datetime | str
+Start: TypeAlias = datetime | str | Mapping[int, int]
 E = TypeVar("E", bound=PenstockError)
 
 
@@ -153,16 +153,24 @@ def seek_start(item_id: str | None, at: datetime | None) -> dict[int, int] | int
     raise InvalidRequest("seek takes either an id or a time; give an id, or at=")
 
 
-def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | tuple[int, int]:
-    """Where a cursor begins: at an end, at a time in wall microseconds, or at an item (partition and offset)."""
+def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | dict[int, int]:
+    """Where a cursor begins: at an end, at a time in wall microseconds, or at an offset of each of these partitions."""
+    if isinstance(start, Mapping):
+        if not start:
+            raise InvalidRequest("start is an empty mapping; give {partition: offset}")
+        return {
+            check_range("a partition of start", number, 0, LAST_PARTITION): check_range("an offset of start", offset, 0, 1 << 60)
+            for number, offset in start.items()
+        }
     if not isinstance(start, str):
         return values.instant(start, "start")
     if start in ("oldest", "newest"):
         return "oldest" if start == "oldest" else "newest"
     try:
-        return parse_id(start)
+        return dict([parse_id(start)])
     except InvalidRequest:
-        raise InvalidRequest(f"start is {start!r:.80}; give 'oldest', 'newest', a datetime or the id of an item") from None
+        advice = "give 'oldest', 'newest', a datetime, the id of an item or {partition: offset}"
+        raise InvalidRequest(f"start is {start!r:.80}; {advice}") from None
 
 
 def cursor_name(name: str) -> str:
@@ -255,7 +263,7 @@ def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
 class ListedItem(Item):
     """An item as `queue.items` returns it: an `Item` with its state and the reason of its last failure."""
 
-    __slots__ = ("_ends", "reason", "state")
+    __slots__ = ("_buried_at", "_ends", "reason", "state")
 
     def __init__(self, source: ItemSource, found: reports.ListedItemData) -> None:
         super().__init__(source, found.partition, found.offset, found.batch, found.index, found.produced_at, found.attempts)
@@ -264,6 +272,7 @@ class ListedItem(Item):
         self.reason = found.reason
         """Why it was buried or last retried; "" if it never failed."""
         self._ends = found.lease_ends_at, found.expires_at
+        self._buried_at = found.buried_at
 
     @property
     def lease_ends_at(self) -> datetime | None:
@@ -275,10 +284,17 @@ class ListedItem(Item):
         """When it is buried if it still waits: the end of its ttl; None for never."""
         return values.timestamp(self._ends[1]) if self._ends[1] else None
 
+    @property
+    def buried_at(self) -> datetime | None:
+        """When it was buried, in this queue or in the one that it came from; None if it was not."""
+        if self._buried_at:
+            return values.timestamp(self._buried_at)
+        return None if self.origin is None else self.origin.buried_at
+
     def __reduce__(self) -> tuple[Any, ...]:
         alone = self._batch.slice(self._index, self._index + 1)
         fields = (self.partition, self.offset, self.state, alone, 0, self._produced_at, self.attempts, self.reason, *self._ends)
-        return ListedItem, (self._source, reports.ListedItemData(*fields))
+        return ListedItem, (self._source, reports.ListedItemData(*fields, buried_at=self._buried_at))
 
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""

@@ -29,7 +29,7 @@ from penstock.operations import (
 from penstock.rules import commands
 from penstock.rules.calls import RememberedAnswer
 from penstock.rules.commands import AskAgain, ItemCount
-from penstock.rules.item_states import ItemState
+from penstock.rules.item_states import ItemState, Transition, states_allowing
 from penstock.words.errors import InvalidRequest, StorageFailed
 
 
@@ -135,13 +135,13 @@ def _return_buried(engine: QueueEngine, items: Mapping[int, Sequence[int]] | Non
 
 
 def _send_to_queue(engine: QueueEngine, items: Mapping[int, Sequence[int]], to: int) -> int:
-    """Send those of these items that are ready or buried to another queue. Gives how many."""
+    """Send those of these items that wait or are buried to another queue. Gives how many."""
     handles = _known_partitions(engine, items)
     return sum(_once(engine, handle, partial(_send_from, engine, handle, items[handle.number], to)) for handle in handles)
 
 
 def _send_from(engine: QueueEngine, handle: PartitionHandle, chosen: Sequence[int], to: int) -> int:
-    sent = [offset for offset in chosen if handle.state.state_of(offset) in (ItemState.READY, ItemState.BURIED)]
+    sent = [offset for offset in chosen if handle.state.state_of(offset) in states_allowing(Transition.SENT)]
     if sent:
         engine.transfer_step.send(handle, sent, to)
         _release_parked(engine, handle, set(sent))

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from penstock.broker import changes, partition_layout, queries, trace
 from penstock.broker.inbox import InboxProcessor, write_state
 from penstock.broker.metrics import read_metrics
+from penstock.broker.queue_settings import QueueSettings
 from penstock.broker.streams import StreamCoordinator, read_grant
 from penstock.broker.transfer_router import TransferRouter
 from penstock.logs.backends import Files, Target, open_store
@@ -29,7 +30,7 @@ from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partition_set import QueueSetup
-from penstock.loop.requests import AwaitRequest, FunctionRequest, LeaseRequest, ProduceRequest, Request, ResizeRequest, SettleRequest
+from penstock.loop.requests import AwaitRequest, FunctionRequest, LeaseRequest, ProduceRequest, Request, SettleRequest
 from penstock.loop.runners import Runners
 from penstock.loop.transfer import QueueRouter
 from penstock.loop.turn import QueueEngine
@@ -42,6 +43,7 @@ from penstock.operations import (
     DeleteQueue,
     DescribeOwner,
     EndStream,
+    EnsureQueue,
     ExplainItem,
     FailGranted,
     FindQueue,
@@ -68,12 +70,11 @@ from penstock.operations import (
 from penstock.reports import ClientDescription, ItemEvent, OwnerDescription, QueueDescription, describe_queue
 from penstock.rules import catalog, summary
 from penstock.rules.catalog import QueueEntry
-from penstock.rules.commands import Call, Configure
+from penstock.rules.commands import Configure
 from penstock.rules.options import Options, merged
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueNotFound, StorageFailed, caused_by_bug
-from penstock.words.limits import MAX_PARTITIONS, check_range
 from penstock.words.logs import log_fields
 from penstock.words.threads import InterruptSafePool
 
@@ -115,6 +116,7 @@ class EmbeddedBroker:
         """Gives the processes that use this broker through its socket. Set by whoever serves them."""
         self.streams: StreamCoordinator = StreamCoordinator(store.inbox, self)
         self.inbox = InboxProcessor(store.inbox, self)
+        self.settings: QueueSettings = QueueSettings(self)
         try:
             self.catalog: Catalog = Catalog(store.log(CATALOG, CATALOG), self.clock)
             self._remove_deleted()
@@ -267,7 +269,7 @@ class EmbeddedBroker:
         name, partitions, exist_ok, given = operation.name, operation.partitions, operation.exist_ok, operation.given
         with self._creation_lock:  # not the catalog lock: other changes need not wait for the disk
             self._check_open()
-            done = self._changed_before(operation)
+            done = self.changed_before(operation)
             if done is not None:
                 return describe_queue(done)
             incarnation = int.from_bytes(self._entropy(8), "big") or 1
@@ -298,7 +300,7 @@ class EmbeddedBroker:
         loop.turn()
         self._loops[entry.incarnation] = loop
 
-    def _changed_before(self, operation: Operation[Any]) -> QueueEntry | None:
+    def changed_before(self, operation: Operation[Any]) -> QueueEntry | None:
         """The queue that the call of an operation changed when it was sent before; None: it changed nothing."""
         incarnation = self.catalog.changed_by(operation.call)
         if incarnation is None:
@@ -314,15 +316,6 @@ class EmbeddedBroker:
             with self._creation_lock:
                 pass
         return entry
-
-    def _update(self, operation: UpdateQueue) -> QueueDescription:
-        """New timeouts apply to new leases and items; every other option applies at once."""
-        loop = self.loop(operation.queue)
-        with self.changing_catalog():
-            entry = self.catalog.update(operation.queue, operation.changes, operation.call)
-        loop.call(FunctionRequest(self._configure, recorded_elsewhere=True))
-        _log.info("options of queue %r were changed: %s", entry.name, operation.changes, extra=log_fields(queue=entry.name))
-        return describe_queue(entry)
 
     def _delete(self, operation: DeleteQueue) -> None:
         if self.catalog.changed_by(operation.call) is not None:
@@ -346,40 +339,7 @@ class EmbeddedBroker:
         self._remove(incarnation)
         _log.info("queue %r was deleted", name, extra=log_fields(queue=name))
 
-    def _resize(self, operation: ResizeQueue) -> QueueDescription:
-        check_range("partitions", operation.partitions, 1, MAX_PARTITIONS)
-        return self._change_layout(operation, lambda entry: partition_layout.resized_layout(entry, operation.partitions))
-
-    def _set_read_only(self, operation: SetReadOnly) -> QueueDescription:
-        return self._change_layout(
-            operation, lambda entry: partition_layout.layout_with_read_only(entry, operation.partition, operation.read_only)
-        )
-
-    def _change_layout(
-        self, operation: ResizeQueue | SetReadOnly, choose: Callable[[QueueEntry], partition_layout.PartitionLayout]
-    ) -> QueueDescription:
-        done = self._changed_before(operation)
-        if done is not None:
-            return describe_queue(done)
-        request = ResizeRequest(lambda engine: self._record_layout(engine, choose, operation.call), recorded_elsewhere=True)
-        loop = self.loop(operation.queue)
-        before = len(self.entry(operation.queue).active)
-        entry = loop.call(request)
-        text, about = "queue %r has %d partitions now (before: %d)", log_fields(queue=entry.name)
-        _log.info(text, entry.name, len(entry.active), before, extra=about)
-        return describe_queue(entry)
-
-    def _record_layout(
-        self, engine: QueueEngine, choose: Callable[[QueueEntry], partition_layout.PartitionLayout], call: Call | None
-    ) -> QueueEntry:
-        """Inside a turn: write the new layout to the catalog, then apply it."""
-        try:
-            with self.changing_catalog():
-                return partition_layout.record_layout(self.catalog, engine, choose, self.clock.read().wall, call)
-        finally:
-            self._apply_recorded_layout(engine)
-
-    def _apply_recorded_layout(self, engine: QueueEngine) -> None:
+    def apply_recorded_layout(self, engine: QueueEngine) -> None:
         """Inside a turn: apply the layout that is in the catalog, if the queue has another.
 
         Every turn does this: an error or interrupt may have come between the record and its application.
@@ -418,7 +378,7 @@ class EmbeddedBroker:
             lambda number: self._summary(entry.incarnation, number),
         )
         engine = QueueEngine(setup, QueueRouter(self._router.send_request, self._router.slot_map_of, self._router.is_dead_queue))
-        engine.apply_recorded_shape = lambda: self._apply_recorded_layout(engine)
+        engine.apply_recorded_shape = lambda: self.apply_recorded_layout(engine)
         loop = Loop(engine, self.store.disk, self._runners, self.loops, threaded=self._threaded)
         partition_layout.apply_layout(engine, entry)
         self._set_options(engine, entry)
@@ -454,7 +414,7 @@ class EmbeddedBroker:
         dead = self.catalog.state.names.get(options.dead_queue)
         engine.transfer_step.dead = dead.incarnation if dead is not None else 0
 
-    def _configure(self, engine: QueueEngine) -> None:
+    def configure(self, engine: QueueEngine) -> None:
         """Inside a turn: apply the options that are in the catalog now."""
         entry = self.catalog.get(engine.incarnation)
         self._set_options(engine, entry)
@@ -624,10 +584,11 @@ _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any
     ListQueues: lambda broker, operation: queries.list_queues(broker.catalog.state, operation),
     ReadSlotMap: lambda broker, operation: broker.entry(operation.queue).map.pack(),
     CreateQueue: EmbeddedBroker._create,
-    UpdateQueue: EmbeddedBroker._update,
+    UpdateQueue: lambda broker, operation: broker.settings.update(operation),
+    EnsureQueue: lambda broker, operation: broker.settings.ensure(operation),
     DeleteQueue: EmbeddedBroker._delete,
-    ResizeQueue: EmbeddedBroker._resize,
-    SetReadOnly: EmbeddedBroker._set_read_only,
+    ResizeQueue: lambda broker, operation: broker.settings.resize(operation),
+    SetReadOnly: lambda broker, operation: broker.settings.set_read_only(operation),
     ReadMetrics: lambda broker, operation: read_metrics(broker),
     ExplainItem: trace.explain,
     ReadHistory: EmbeddedBroker._history,

@@ -391,6 +391,7 @@ def _listed(handle: PartitionView, items: Items, leases: Mapping[int, LiveLease]
             reason,
             now.wall + lease.deadline - now.elapsed if lease else 0,
             items.produced_at + ttl if ttl else 0,
+            burial.buried_at if burial else 0,
         )
 
 

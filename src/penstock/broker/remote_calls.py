@@ -20,6 +20,7 @@ from penstock.operations import (
     ClearItems,
     CompactQueue,
     DeleteQueue,
+    EnsureQueue,
     LeaseItems,
     Operation,
     Query,
@@ -44,7 +45,7 @@ REPEAT_SECONDS = 0.05
 """How long to wait before a repetition that the owner could not run yet is sent again."""
 LONG = 10 * TIMEOUT
 """How long an operation may take that goes through a whole queue or its files."""
-LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
+LONG_OPERATIONS = (ClearItems, CompactQueue, DeleteQueue, EnsureQueue, ReadHistory, RedriveItems, ReleaseCursor, ResizeQueue, SeekItems)
 WAITING_OPERATIONS = (LeaseItems, AwaitItems)
 """Operations that wait for items."""
 NOT_LOOKED_AT = (QueueBusy, AccessDenied, Unauthenticated, StorageFailed)

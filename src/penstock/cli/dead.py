@@ -5,15 +5,17 @@ dead queue that came from it. The dead letters of a dead queue are all its waiti
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from penstock.api._sync.broker import Broker
 from penstock.api.arguments import ListedItem
 from penstock.api.options import QueueInfo
+from penstock.api.redrive import RedriveSample
 from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
@@ -127,7 +129,7 @@ def _row(queue: str, item: ListedItem) -> tuple[str, ...]:
         item.id,
         f"{origin.queue} {origin.id}" if origin is not None else text_output.NO_VALUE,
         text_output.format_number(origin.attempts if origin is not None else item.attempts),
-        text_output.format_time(origin.buried_at if origin is not None else None),
+        text_output.format_time(item.buried_at),
         item.reason or (origin.reason if origin is not None else ""),
         item.key if item.key is not None else text_output.NO_VALUE,
         item.kind or text_output.NO_VALUE,
@@ -144,17 +146,42 @@ def redrive(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Only items with this kind, key, reference, encoding, reason, origin_queue or headers.NAME; may be repeated.",
+            help="Only items with this kind, key, reference, encoding, reason, state, origin_queue or headers.NAME; may be repeated.",
             show_default=False,
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="The most items.", show_default=False)] = None,
-    preview: Annotated[bool, typer.Option("--preview", help="Move nothing; print what would be moved.")] = False,
+    preview: Annotated[bool, typer.Option("--preview", help="Move nothing; count what would be moved, and print the first 100.")] = False,
 ) -> None:
     """Send dead letters to a queue to be handled again, each exactly once."""
     chosen = option_values.parse_pairs(where or (), "--where", "kind=invoice")
     with session.view() if preview else session.broker() as broker, session.progress_bar("redriving", None):
         found = broker.redrive(source, to=to, where=chosen or None, limit=limit, preview=preview)
     text = f"{text_output.format_count(found.items, 'item')} {'would be sent' if preview else 'sent'} from {source} to {to}"
-    ids = [f"  {', '.join(found.ids[:20])}{' …' if len(found.ids) > 20 else ''}"] if preview and found.ids else []
-    session.print_answer({"items": found.items, "ids": found.ids, "preview": preview}, text, *ids)
+    document = {"items": found.items, "ids": found.ids, "preview": preview}
+    if not preview:
+        session.print_answer(document, text)
+        return
+    shown: list[text_output.TextTable | str] = [_preview_table(found.sample)] if found.sample else []
+    if found.items > len(found.sample):
+        shown.append(f"and {text_output.format_count(found.items - len(found.sample), 'item')} more")
+    session.print_answer({**document, "sample": msgspec.to_builtins(found.sample)}, text, *shown)
+
+
+def _preview_table(sample: Sequence[RedriveSample]) -> text_output.TextTable:
+    headings = ("id", "state", "from", "attempts", "buried at", "reason", "key", "kind", "payload")
+    rows = [
+        (
+            item.id,
+            item.state,
+            item.origin_queue or text_output.NO_VALUE,
+            text_output.format_number(item.attempts),
+            text_output.format_time(item.buried_at or item.produced_at),
+            item.reason or text_output.NO_VALUE,
+            item.key if item.key is not None else text_output.NO_VALUE,
+            item.kind or text_output.NO_VALUE,
+            item.payload,
+        )
+        for item in sample
+    ]
+    return text_output.TextTable(headings, rows, right=("attempts",), uncut=("id", "state", "from"), optional=("kind", "key", "buried at"))

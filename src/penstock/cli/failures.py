@@ -71,6 +71,7 @@ _CODES: Final[dict[type[PenstockError], int]] = {
 _IN_COMMANDS: Final = {
     ", or a timedelta": "",
     "pass exist_ok=True": "add --exist-ok",
+    "ensure_queue does that": "penstock queue ensure does that",
     "wait longer (wait=…)": "wait longer (penstock --owner-timeout …)",
     "(own=False)": "(--no-own)",
     "ca_file=…": "--ca-file",

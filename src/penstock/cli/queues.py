@@ -3,7 +3,7 @@
 Owns: the commands of that group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import CommandFailed
 from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, option_parameters, parse_queue_options
-from penstock.rules.options import Options, merged
+from penstock.rules.options import OPTION_NAMES, Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
 
@@ -33,7 +33,9 @@ def create(
     session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
     partitions: Annotated[int | None, typer.Option(metavar="N", help="The number of partitions.  [default: 1]", show_default=False)] = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Accept a queue of this name that has the given options.")] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Accept a queue of this name that has the given options, with any number of partitions.")
+    ] = False,
     **options: Any,
 ) -> None:
     """Create a queue, and the broker's directory if it does not exist."""
@@ -44,6 +46,48 @@ def create(
     session.print_answer(
         text_output.queue_document(info), f"queue {info.name} has {text_output.format_count(info.partitions, 'partition')}"
     )
+
+
+@command(group, "ensure", more=option_parameters(*QUEUE_OPTIONS, DURABILITY, defaults=False))
+def ensure(
+    session: CommandContext,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="The number of partitions of a new queue.  [default: 1]", show_default=False)
+    ] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Give an existing queue this number of partitions as well.")] = False,
+    **options: Any,
+) -> None:
+    """Create a queue, or give an existing one the options that are named.
+
+    It can be repeated. An existing queue keeps its number of partitions, unless --resize is given.
+    """
+    given = parse_queue_options(options)
+    _check_new_queue(session, name, partitions, given)
+    if resize and partitions is None:
+        raise CommandFailed("--resize needs a number of partitions; give --partitions")
+    with session.broker(create=True) as broker:
+        before = next((queue for queue in broker.queues(name, limit=1) if queue.name == name), None)
+        after = broker.ensure_queue(name, partitions=partitions, resize=resize, **given).info()
+    session.print_answer(text_output.queue_document(after), *_ensured(before, after, partitions))
+
+
+def _ensured(before: QueueInfo | None, after: QueueInfo, partitions: int | None) -> Iterator[str]:
+    """What `ensure` did."""
+    width = text_output.format_count(after.partitions, "partition")
+    if before is None or before.incarnation != after.incarnation:
+        yield f"queue {after.name} is created, with {width}"
+        return
+    old, new = text_output.queue_document(before), text_output.queue_document(after)
+    names = [name for name in (*OPTION_NAMES, "partitions") if new[name] != old[name]]
+    changed = [f"{name} {_value(old[name])} → {_value(new[name])}" for name in names]
+    yield f"queue {after.name} is changed: {', '.join(changed)}" if changed else f"queue {after.name} is as it should be"
+    if partitions is not None and partitions != after.partitions:
+        yield f"it keeps its {width}; give --resize to change that"
+
+
+def _value(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _check_new_queue(session: CommandContext, name: str, partitions: int | None, given: Mapping[str, Any]) -> None:

@@ -216,7 +216,10 @@ class TransferStep:
         return Batch.join(batches) if batches else None
 
     def _with_origins(self, handle: PartitionHandle, items: Items, incarnation: int) -> Batch:
-        """Items as they are sent: without schedule and dedup id, with their origin."""
+        """Items as they are sent: without dedup id, with their origin.
+
+        A time before which an item must not run goes along to another queue, unless the item is a dead letter.
+        """
         batch, known = items.batch, items.batch.origins
         keys = batch.key_ids or [NO_KEY] * len(batch)
         packed = [
@@ -225,7 +228,10 @@ class TransferStep:
         ]
         # in this queue the ttl starts again; another queue has its own
         ttls = batch.ttls if incarnation == self._partitions.incarnation else None
-        return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
+        burials, ats = handle.state.burials, None
+        if batch.ats is not None and incarnation != self._partitions.incarnation:
+            ats = [0 if offset in burials else at for offset, at in zip(_offsets(items), batch.ats, strict=True)]
+        return msgspec.structs.replace(batch, ats=ats, dedups=None, ttls=ttls, origins=packed)
 
     def _origin(self, handle: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """The origin of an item that is sent: where it was, why it was buried, and where a key is parked for it."""

@@ -242,8 +242,9 @@ def create(
 ) -> list[CatalogRecord]:
     """Create a queue. Raises QueueExists.
 
-    With `exist_ok` a queue of that name may exist. Then nothing changes, but what the caller has `given` explicitly (by
-    OPTION_NAMES, or "partitions") must be the same as there.
+    With `exist_ok` a queue of that name may exist. Then nothing changes, but the options that the caller has `given`
+    explicitly (by OPTION_NAMES) must be the same as there. The number of partitions need not be: a resized queue is
+    still that queue.
     """
     check_name(name)
     check_range("partitions", partitions, 1, MAX_PARTITIONS)
@@ -338,15 +339,9 @@ def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeo
 
 def _refuse_other_options(existing: QueueEntry, given: Mapping[str, object]) -> None:
     for name, value in given.items():
-        if not _has(existing, name, value):
-            advice = f"leave {name} out, change it there, or choose another name"
+        if name != "partitions" and merged(existing.options, {name: value}) != existing.options:
+            advice = f"leave {name} out, choose another name, or change the queue: ensure_queue does that"
             raise QueueExists(f"there is a queue {existing.name!r} with another {name}; {advice}")
-
-
-def _has(entry: QueueEntry, name: str, value: object) -> bool:
-    if name == "partitions":
-        return value == len(entry.active)
-    return merged(entry.options, {name: value}) == entry.options
 
 
 def _check_dead_queue(state: CatalogState, name: str, dead_queue: str) -> None:

@@ -85,6 +85,7 @@ TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
     (ItemState.BURIED, Transition.REDRIVEN): ItemState.READY,
     # transferred to another partition: a dead letter, a redrive, a key whose slot was moved
     (ItemState.READY, Transition.SENT): ItemState.MOVING,
+    (ItemState.SCHEDULED, Transition.SENT): ItemState.MOVING,
     (ItemState.BURIED, Transition.SENT): ItemState.MOVING,
     (ItemState.MOVING, Transition.DELIVERED): ItemState.COMPLETED,
     # retention deleted its bytes

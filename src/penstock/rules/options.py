@@ -1,7 +1,7 @@
 """The options of a queue.
 
-Owns: `Options`, `merged` (options with changes, under the names that callers use), and the rule for queue names
-(`check_name`).
+Owns: `Options`, `merged` (options with changes, under the names that callers use), `changed_options` (differences as
+text), and the rule for queue names (`check_name`).
 """
 
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.limits import Policy, Retention, check_range
 
@@ -17,6 +18,8 @@ MOST = 1 << 60
 DURABILITIES = ("", "fsync", "interval", "os")
 _ALPHANUMERIC = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
+_DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window")
+_OFF_AT_ZERO = ("ttl", "priority_aging", "max_items", "max_bytes")
 
 
 def check_name(name: object) -> str:
@@ -64,6 +67,26 @@ def merged(options: Options, changes: Mapping[str, object]) -> Options:
     if "retention" in policy:
         policy["retention"] = _retention(options.policy.retention, policy["retention"])
     return msgspec.structs.replace(options, policy=msgspec.structs.replace(options.policy, **policy), **others).validate()
+
+
+def changed_options(before: Options, after: Options) -> list[str]:
+    """What is different, for people: such as "max_attempts 3 → 5"."""
+    old, new = _texts(before), _texts(after)
+    return [f"{name} {old[name]} → {new[name]}" for name in new if new[name] != old[name]]
+
+
+def _texts(options: Options) -> dict[str, str]:
+    """The options as text; those of the retention by names such as "retention.max_age"."""
+    fields = {**msgspec.structs.asdict(options), **msgspec.structs.asdict(options.policy)}
+    kept = msgspec.structs.asdict(options.policy.retention)
+    found = {name: _text(name, fields[name]) for name in OPTION_NAMES if name != "retention"}
+    return found | {f"retention.{name}": f"{value / SECOND:g}s" if name == "max_age" else str(value) for name, value in kept.items()}
+
+
+def _text(name: str, value: object) -> str:
+    if value == "" or (value == 0 and name in _OFF_AT_ZERO):
+        return "none"
+    return f"{value / SECOND:g}s" if name in _DURATIONS and isinstance(value, int) else str(value)
 
 
 def _retention(old: Retention, given: object) -> Retention:

@@ -75,13 +75,14 @@ def keys_in_line(state: State, chosen: Sequence[int], blocks: BlockSource) -> by
 
 
 def withdraw_items(state: State, runs: list[int], packed: bytes) -> None:
-    """Take items out of their lanes and lines, and delete their failures."""
+    """Take waiting items out of their lanes, lines and schedules, and delete their failures."""
     chosen = offsets(runs)
     for offset, key in zip(chosen, unpack_keys_or_none(packed, len(chosen)), strict=True):
-        if offset in state.passed_over:
+        if offset in state.passed_over or offset in state.backing_off:
             remove_from_line(state, offset, key)
     for offset in state.failures.keys() & set(chosen) if state.failures else ():
         del state.failures[offset]
+    state.scheduled.remove_all(runs)
     state.outside_lanes.add_all(runs)
 
 

@@ -2,7 +2,7 @@
 
 Owns: these decisions and their application, and `return_items`, which makes items of a lease ready again.
 - A lease that has ended holds nothing: settling its items is refused, unless it repeats a
-  `complete` that was done.
+  `complete` that was done. Follow-ups make it another call: a `complete` of completed items is refused if it has some.
 - Each item of a batch has its own result: some may be settled while others are refused.
 - Several items of one key under one lease are a unit, settled in order. When one is returned or buried, the later ones
   are returned to their positions; for these no attempt is counted. With `keep_later_items` a burial leaves them leased.
@@ -102,12 +102,14 @@ def decide_complete(state: State, command: CompleteLeased, now: Moment, blocks: 
     if command.offsets is None:
         if lease is None:
             if command.lease in state.leases.fully_completed:
+                _refuse_late_follow_ups(command)
                 return [], Settled(0)
             raise _lost(command.lease)
         return _with_answer(command, [Completed(command.lease), *follow_up_records(state, command.follow_ups)], Settled(lease.count))
     if lease is None:
         known = _answer_under_ended_lease(state, command.lease, command.offsets)
         _refuse_partial(command, known.refused)
+        _refuse_late_follow_ups(command)
         return [], known
     good, refused, early = _divide(lease, command.offsets)
     repeated = 0
@@ -116,6 +118,8 @@ def decide_complete(state: State, command: CompleteLeased, now: Moment, blocks: 
         refused = [offset for offset in refused if offset not in completed]
         repeated = asked - len(refused)
     _refuse_partial(command, refused)
+    if repeated:
+        _refuse_late_follow_ups(command)
     if command.follow_ups and early:
         raise InvalidRequest(
             "an earlier item of the same key is held by this lease and not settled; complete that item first, or in the same call"
@@ -129,6 +133,17 @@ def _refuse_partial(command: CompleteLeased, refused: list[int]) -> None:
     if command.follow_ups and refused:
         raise LeaseLost(
             "some of the items are not held by this lease (any more), so nothing was completed and no follow-up made; drop the work"
+        )
+
+
+def _refuse_late_follow_ups(command: CompleteLeased) -> None:
+    """Raise InvalidRequest if the command has follow-ups, for a command about items that were completed before.
+
+    A call that is repeated after its answer was lost does not come here: its answer is remembered.
+    """
+    if command.follow_ups:
+        raise InvalidRequest(
+            "an item was completed before, so this call made no follow-ups; give them with the call that completes the item"
         )
 
 

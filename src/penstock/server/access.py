@@ -22,6 +22,7 @@ import msgspec
 from penstock.operations import (
     CreateQueue,
     DescribeOwner,
+    EnsureQueue,
     ExplainItem,
     FindQueue,
     ListQueues,
@@ -42,7 +43,7 @@ from penstock.words.ids import format_id
 Op = TypeVar("Op", bound=Operation[Any])
 QueueNames: TypeAlias = Callable[[int], str | None]
 """Gives the name of the queue with an incarnation; None if there is none."""
-_NAMED = {CreateQueue, FindQueue}
+_NAMED = {CreateQueue, EnsureQueue, FindQueue}
 """Operations that give the name of their queue."""
 _FILTERED = {ListQueues, ReadMetrics}
 """Operations on all queues whose answers can be filtered."""
@@ -99,11 +100,13 @@ class Access:
             )
         for incarnation in queues_in(operation):
             self._require_incarnation(incarnation, name_of)
-        if isinstance(operation, CreateQueue | FindQueue) and (operation.name or not operation.queue):
+        if isinstance(operation, CreateQueue | EnsureQueue | FindQueue) and (operation.name or not operation.queue):
             self._require_name(operation.name)
         if isinstance(operation, CreateQueue):
             self._require_dead_queue(operation.options)
             self._require_dead_queue(operation.given)
+        elif isinstance(operation, EnsureQueue):
+            self._require_dead_queue(operation.options)
         elif isinstance(operation, UpdateQueue):
             self._require_dead_queue(operation.changes)
         return operation

@@ -25,6 +25,7 @@ from penstock.operations import (
     CompactQueue,
     CreateQueue,
     DeleteQueue,
+    EnsureQueue,
     FindQueue,
     Operation,
     PauseQueue,
@@ -49,6 +50,7 @@ MAX_CLIENT = 100
 
 _PARAMETERS: Mapping[type[Operation[Any]], tuple[str, ...]] = {
     CreateQueue: ("options", "partitions", "exist_ok"),
+    EnsureQueue: ("options", "partitions", "resize"),
     UpdateQueue: ("changes",),
     ResizeQueue: ("partitions",),
     SetReadOnly: ("partition", "read_only"),
@@ -163,7 +165,7 @@ def _open(path: str) -> int:
 
 
 def _queue_name(operation: Operation[Any], name_of: QueueNames) -> str:
-    given = operation.name if isinstance(operation, CreateQueue | FindQueue) else ""
+    given = operation.name if isinstance(operation, CreateQueue | EnsureQueue | FindQueue) else ""
     return _name(given) if given else _name_or_number(operation.queue, name_of)
 
 

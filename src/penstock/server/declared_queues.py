@@ -1,22 +1,24 @@
 """Queues that the settings of a server declare: they are created or changed when it starts.
 
 Owns: `DeclaredQueue`, `read_queues` (from the tables of a TOML file), `compare` (what is different in the broker) and
-`apply`. What a table does not name is left as it is. A queue gets more partitions, but never fewer: if somebody has
-made it wider since the file was written, a restart must not undo that, so it is only reported.
+`apply`. The rule is that of `ensure_queue`: a missing queue is created, an existing one gets the options that its table
+names. It keeps its number of partitions, unless the table has `resize = true`: if somebody has resized it since the
+file was written, a restart must not undo that, so it is only reported.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from penstock.api.options import QueueInfo, queue_info, to_catalog
-from penstock.operations import CreateQueue, FindQueue, Home, Operation, ResizeQueue, UpdateQueue
+from penstock.api.arguments import check_flag
+from penstock.api.options import to_catalog
+from penstock.operations import EnsureQueue, FindQueue, Home
 from penstock.reports import QueueDescription
-from penstock.rules.options import OPTION_NAMES, Options, check_name, merged
+from penstock.rules.options import OPTION_NAMES, Options, changed_options, check_name, merged
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
-from penstock.words.limits import MAX_PARTITIONS, Retention, check_range
+from penstock.words.limits import MAX_PARTITIONS, check_range
 from penstock.words.quantities import parse_duration, parse_size
 
 _log = logging.getLogger("penstock")
@@ -24,9 +26,10 @@ NONE = "none"
 """In a file: no value, for options that may have none."""
 _DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window")
 _MAY_BE_NONE = ("ttl", "priority_aging", "max_items", "max_bytes", "dead_queue", "durability")
-ENTRIES = ("partitions", *OPTION_NAMES)
+ENTRIES = ("partitions", "resize", *OPTION_NAMES)
 """What the table of a queue may have."""
-Change: TypeAlias = Literal["create", "update", "grow", "shrink"]
+Change: TypeAlias = Literal["create", "update", "resize", "keep"]
+"""What happens to a queue; "keep": its number of partitions differs and stays."""
 
 
 class DeclaredQueue(msgspec.Struct, frozen=True):
@@ -36,6 +39,8 @@ class DeclaredQueue(msgspec.Struct, frozen=True):
     partitions: int | None = None
     options: dict[str, Any] = {}
     """Some of the options of `create_queue`."""
+    resize: bool = False
+    """Whether an existing queue is resized to `partitions`."""
 
 
 class QueueDifference(msgspec.Struct, frozen=True):
@@ -55,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: list[QueueDifference]
     problems: list[str]
     """Why they cannot be made as they are declared."""
-    steps: list[Operation[Any]]
+    steps: list[EnsureQueue]
     """What `apply` does."""
 
 
@@ -84,9 +89,12 @@ def _read_queue(name: str, table: Any) -> DeclaredQueue:
     partitions = table.get("partitions")
     if partitions is not None:
         check_range("partitions", partitions, 1, MAX_PARTITIONS)
-    options = {entry: _read_option(entry, value) for entry, value in table.items() if entry != "partitions"}
+    resize = check_flag("resize", table.get("resize", False))
+    if resize and partitions is None:
+        raise InvalidRequest("resize is true, and partitions is not given; give the number of partitions")
+    options = {entry: _read_option(entry, value) for entry, value in table.items() if entry in OPTION_NAMES}
     merged(Options(), to_catalog(options))
-    return DeclaredQueue(name, partitions, options)
+    return DeclaredQueue(name, partitions, options, resize)
 
 
 def _read_option(name: str, value: Any) -> Any:
@@ -119,11 +127,13 @@ def compare(home: Home | None, declared: Sequence[DeclaredQueue]) -> Comparison:
         existing = _find(home, queue.name)
         if existing is None:
             count = queue.partitions or 1
-            found.differences.append(QueueDifference(queue.name, "create", f"is created, with {_partitions(count)}"))
-            found.steps.append(_creation(queue))
+            differences = [QueueDifference(queue.name, "create", f"is created, with {_partitions(count)}")]
         else:
-            _compare_options(existing, queue, found)
-            _compare_width(existing, queue, found)
+            differences = [*_compare_options(existing, queue, found.problems), *_compare_width(existing, queue)]
+        found.differences.extend(differences)
+        if any(one.change != "keep" for one in differences):
+            options = to_catalog(queue.options)
+            found.steps.append(EnsureQueue(name=queue.name, options=options, partitions=queue.partitions, resize=queue.resize))
     found.problems.extend(_dead_queue_problems(home, declared))
     return found
 
@@ -131,7 +141,7 @@ def compare(home: Home | None, declared: Sequence[DeclaredQueue]) -> Comparison:
 def apply(home: Home, comparison: Comparison) -> None:
     """Create and change the queues. What cannot be changed at the moment is logged."""
     for difference in comparison.differences:
-        if difference.change == "shrink":
+        if difference.change == "keep":
             _log.warning("%s", difference)
         else:
             _log.info("%s", difference)
@@ -151,39 +161,29 @@ def _find(home: Home | None, name: str) -> QueueDescription | None:
         return None
 
 
-def _creation(queue: DeclaredQueue) -> CreateQueue:
-    options = to_catalog(queue.options)
-    given = options if queue.partitions is None else {**options, "partitions": queue.partitions}
-    return CreateQueue(name=queue.name, options=options, partitions=queue.partitions or 1, exist_ok=True, given=given)
-
-
-def _compare_options(existing: QueueDescription, queue: DeclaredQueue, found: Comparison) -> None:
-    wanted = msgspec.structs.replace(existing, options=merged(existing.options, to_catalog(queue.options)))
-    before, after = _option_values(queue_info(existing)), _option_values(queue_info(wanted))
-    changed = [name for name in after if after[name] != before[name]]
-    if not changed:
-        return
-    if "durability" in changed:
-        found.problems.append(
-            f"queues.{queue.name}: durability is {after['durability']}, and that of the queue, {before['durability']}, cannot be changed; "
+def _compare_options(existing: QueueDescription, queue: DeclaredQueue, problems: list[str]) -> Iterator[QueueDifference]:
+    wanted = merged(existing.options, to_catalog(queue.options))
+    given, fixed = wanted.durability or NONE, existing.options.durability or NONE
+    if given != fixed:
+        problems.append(
+            f"queues.{queue.name}: durability is {given}, and that of the queue, {fixed}, cannot be changed; "
             "leave it out, or make another queue"
         )
         return
-    text = ", ".join(f"{name} {before[name]} → {after[name]}" for name in changed)
-    found.differences.append(QueueDifference(queue.name, "update", text))
-    found.steps.append(UpdateQueue(queue=existing.incarnation, changes=to_catalog(queue.options)))
+    changed = changed_options(existing.options, wanted)
+    if changed:
+        yield QueueDifference(queue.name, "update", ", ".join(changed))
 
 
-def _compare_width(existing: QueueDescription, queue: DeclaredQueue, found: Comparison) -> None:
+def _compare_width(existing: QueueDescription, queue: DeclaredQueue) -> Iterator[QueueDifference]:
     if queue.partitions is None or queue.partitions == existing.partitions:
         return
     text = f"{_partitions(existing.partitions)} → {queue.partitions}"
-    if queue.partitions < existing.partitions:
-        advice = f"a server makes no queue narrower: penstock queue resize {queue.name} {queue.partitions}"
-        found.differences.append(QueueDifference(queue.name, "shrink", f"{text} is left as it is; {advice}"))
-        return
-    found.differences.append(QueueDifference(queue.name, "grow", text))
-    found.steps.append(ResizeQueue(queue=existing.incarnation, partitions=queue.partitions))
+    if queue.resize:
+        yield QueueDifference(queue.name, "resize", text)
+    else:
+        advice = f"resize = true in its table, or: penstock queue resize {queue.name} {queue.partitions}"
+        yield QueueDifference(queue.name, "keep", f"{text} is left as it is; to change it: {advice}")
 
 
 def _dead_queue_problems(home: Home | None, declared: Sequence[DeclaredQueue]) -> list[str]:
@@ -211,17 +211,3 @@ def _dead_queue_problems(home: Home | None, declared: Sequence[DeclaredQueue]) -
 
 def _partitions(count: int) -> str:
     return f"{count} partition{'' if count == 1 else 's'}"
-
-
-def _option_values(info: QueueInfo) -> dict[str, str]:
-    """The options as text, those of the retention by their own names."""
-    values: dict[str, Any] = {name: getattr(info, name) for name in OPTION_NAMES if name != "retention"}
-    kept: Mapping[str, Any] = {**info.retention}
-    values |= {f"retention.{name}": kept[name] for name in Retention.__struct_fields__}
-    return {name: _text(name.rpartition(".")[2], value) for name, value in values.items()}
-
-
-def _text(name: str, value: Any) -> str:
-    if value is None:
-        return NONE
-    return f"{value:g}s" if name in (*_DURATIONS, "max_age") else str(value)

@@ -240,8 +240,10 @@ class ItemsToSettle:
             held = _held(token, queue, leases)
             if isinstance(held, Token):
                 groups.setdefault((held.partition, held.lease), []).append(index)
-            elif not (action == "complete" and not options["then"] and _is_completed(token, leases)):
+            elif action != "complete" or not _is_completed(token, leases):
                 self._errors[index] = held
+            elif options["then"]:
+                self._errors[index] = LeaseLost(f"{held}; this call made no follow-ups")
         parts = [
             SettlePart(*group, list(dict.fromkeys(self._tokens[index].offset for index in chosen))) for group, chosen in groups.items()
         ]

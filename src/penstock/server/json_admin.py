@@ -210,6 +210,7 @@ class RedriveFilter(RequestShape):
     encoding: str | UnsetType | None = UNSET
     reason: str | UnsetType = UNSET
     """Why it was buried or last retried."""
+    state: Literal["ready", "scheduled", "buried"] | UnsetType = UNSET
     origin_queue: str | UnsetType | None = UNSET
     headers: dict[str, str | None] = field(default_factory=dict)
 
@@ -221,7 +222,7 @@ class RedriveFilter(RequestShape):
 
 
 class RedriveBody(QueueBody):
-    """Ready and buried items to move to another queue; or buried ones to make ready in the same queue."""
+    """Ready, scheduled and buried items to move to another queue; or buried ones to make ready in the same queue."""
 
     to: QueueName
     where: RedriveFilter | None = None
@@ -229,14 +230,37 @@ class RedriveBody(QueueBody):
     limit: Limit = MAX_BATCH_ITEMS
     """The most items to move; repeat the call for more."""
     preview: bool = False
-    """Move nothing, and tell what would be moved."""
+    """Move nothing; tell how many items would be moved, and describe the first 100 of them."""
+
+
+class RedriveSampleReply(ReplyShape):
+    """An item that a redrive would move."""
+
+    id: ItemId
+    state: Literal["ready", "scheduled", "buried"]
+    attempts: int
+    """How often it was tried, in the queue where it was buried."""
+    produced_at: datetime
+    size_bytes: int
+    """The size of its payload."""
+    payload: str
+    """The first 200 characters of its payload if that is text, else "0x" and the first 100 bytes in hexadecimal."""
+    key: str | None = None
+    kind: str | None = None
+    reason: str = ""
+    """Why it was buried or last retried, in this queue or in the one that it came from."""
+    origin_queue: str | None = None
+    """The queue that it came from."""
+    buried_at: datetime | None = None
 
 
 class RedriveReply(ReplyShape):
     items: int
-    """How many were moved. Fewer than there are ids, if some were leased or completed meanwhile."""
+    """How many were moved, or would be. Fewer than there are ids, if some were leased or completed meanwhile."""
     ids: list[str]
-    """The items that were chosen."""
+    """The items that were chosen; in a preview those of `sample`."""
+    sample: list[RedriveSampleReply] = field(default_factory=list)
+    """In a preview: the first items that would be moved."""
 
 
 class CompactReply(ReplyShape):

@@ -18,6 +18,7 @@ from penstock.operations import (
     CreateQueue,
     DeleteQueue,
     DescribeOwner,
+    EnsureQueue,
     ExplainItem,
     FindLeases,
     FindOffsets,
@@ -136,6 +137,7 @@ ROUTES = (
     Route("/v1/queue.held_keys", queue_handlers.held_keys, json_admin.HeldKeysBody, json_admin.HeldKeysReply, (ListHeldKeys,)),
     Route("/v1/queue.release_key", queue_handlers.release_key, json_admin.KeyBody, json_admin.CountReply, (ReleaseKey,)),
     Route("/v1/queues.create", queue_handlers.create, json_queues.CreateBody, json_queues.QueueReply, (CreateQueue,), (QueueExists,)),
+    Route("/v1/queues.ensure", queue_handlers.ensure, json_queues.EnsureBody, json_queues.QueueReply, (EnsureQueue,), (QueueHeld,)),
     Route(
         "/v1/queues.update",
         queue_handlers.update,

@@ -90,7 +90,15 @@ class CreateBody(OptionsBody):
     """A queue to create."""
 
     exist_ok: bool = False
-    """Whether an existing queue of that name is fine, if it has every option that is given here."""
+    """Whether an existing queue of that name is fine, if it has every option that is given here. It may have another
+    number of partitions."""
+
+
+class EnsureBody(OptionsBody):
+    """A queue to create, or to change if it exists."""
+
+    resize: bool = False
+    """Whether an existing queue gets `requested_partitions`; otherwise it keeps the partitions that it has."""
 
 
 class ListBody(RequestShape):

@@ -7,6 +7,7 @@ is its description in the OpenAPI document.
 from functools import partial
 from typing import cast
 
+import msgspec
 from msgspec import UNSET
 
 from penstock.api import arguments
@@ -18,6 +19,7 @@ from penstock.operations import (
     CreateQueue,
     DeleteQueue,
     DescribeOwner,
+    EnsureQueue,
     ExplainItem,
     FindQueue,
     ListCursors,
@@ -58,6 +60,7 @@ from penstock.server.json_admin import (
     ReadOnlyBody,
     RedriveBody,
     RedriveReply,
+    RedriveSampleReply,
     ResizeBody,
     SeekBody,
     broker_reply,
@@ -71,6 +74,7 @@ from penstock.server.json_call import JsonCall
 from penstock.server.json_queues import (
     CreateBody,
     DeleteBody,
+    EnsureBody,
     ListBody,
     OptionsBody,
     QueueBody,
@@ -94,9 +98,19 @@ async def create(call: JsonCall, body: CreateBody) -> QueueReply:
     """Create a queue."""
     options = to_options(body)
     partitions = 1 if body.requested_partitions is UNSET else body.requested_partitions
-    given = options if body.requested_partitions is UNSET else {**options, "partitions": partitions}
-    operation = CreateQueue(name=check_name(body.queue_name), options=options, partitions=partitions, exist_ok=body.exist_ok, given=given)
+    name = check_name(body.queue_name)
+    operation = CreateQueue(name=name, options=options, partitions=partitions, exist_ok=body.exist_ok, given=options)
     return queue_reply(await call.call(operation))
+
+
+async def ensure(call: JsonCall, body: EnsureBody) -> QueueReply:
+    """Create a queue if there is none of that name; else change the options that are given and different.
+
+    An option that cannot be changed is refused, and nothing changes.
+    """
+    partitions = None if body.requested_partitions is UNSET else body.requested_partitions
+    name = check_name(body.queue_name)
+    return queue_reply(await call.call(EnsureQueue(name=name, options=to_options(body), partitions=partitions, resize=body.resize)))
 
 
 async def update(call: JsonCall, body: OptionsBody) -> QueueReply:
@@ -217,7 +231,7 @@ async def seek(call: JsonCall, body: SeekBody) -> CountReply:
 
 
 async def redrive(call: JsonCall, body: RedriveBody) -> RedriveReply:
-    """Move ready and buried items to another queue, each exactly once. Dead letters return to their queue this way.
+    """Move waiting and buried items to another queue, each exactly once. Dead letters return to their queue this way.
 
     If `to` is the queue itself, its buried items become ready again in place.
     """
@@ -225,7 +239,7 @@ async def redrive(call: JsonCall, body: RedriveBody) -> RedriveReply:
     where = None if body.where is None else body.where.conditions()
     names = check_name(body.queue_name), check_name(body.to)
     done = await broker.redrive(names[0], to=names[1], where=where, limit=body.limit, preview=body.preview)
-    return RedriveReply(done.items, done.ids)
+    return RedriveReply(done.items, done.ids, [RedriveSampleReply(**msgspec.structs.asdict(one)) for one in done.sample])
 
 
 async def compact(call: JsonCall, body: PartitionBody) -> CompactReply:

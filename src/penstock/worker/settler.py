@@ -330,6 +330,8 @@ class Settler:
             late = items
             self._lease_lost(lease)
         elif error is not None and settlement.outcome.follow_ups and not error.retryable and not isinstance(error, BrokerClosed):
+            text = "the follow-ups of an item of queue %r could not be made, the item is retried if it is not completed: %s"
+            _log.error(text, self._source.name, error, extra=self._log_fields(settlement))
             outcome = Outcome("retried", SECOND, f"its follow-ups could not be made: {failure_reason(error)}")
             for item in items:
                 self.settle((lease, item), outcome)

@@ -15,11 +15,21 @@ from penstock.api.arguments import ListedItem, NamedQueue, Seconds
 from penstock.api.homes import AsyncHome, Home, open_async_home
 from penstock.api.items import ItemSource
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
-from penstock.api.redrive import PAGE, REDRIVABLE, Redriven, Where, by_partition, item_filter
+from penstock.api.redrive import MAX_SAMPLE, PAGE, REDRIVABLE, Redriven, RedriveSample, Where, by_partition, item_filter, sample_of
 from penstock.broker.targets import MIN_FREE_BYTES, TargetPath
 from penstock.logs.backends import Files, Root
 from penstock.logs.log import SEGMENT_BYTES, Durability
-from penstock.operations import CreateQueue, DeleteQueue, FindOffsets, FindQueue, ListItems, ListQueues, ReadMetrics, RedriveItems
+from penstock.operations import (
+    CreateQueue,
+    DeleteQueue,
+    EnsureQueue,
+    FindOffsets,
+    FindQueue,
+    ListItems,
+    ListQueues,
+    ReadMetrics,
+    RedriveItems,
+)
 from penstock.words.clock import MILLISECOND, Clock
 from penstock.words.ids import FIRST_FOREIGN_NUMBER
 from penstock.words.limits import MAX_PARTITIONS, check_range
@@ -143,17 +153,41 @@ class AsyncBroker:
         """Create a queue and return it. `QueueExists` if there is one of that name.
 
         partitions: the number of partitions, 1 to 1,024. Default: 1. `queue.resize` changes it later.
-        exist_ok: if the queue exists, return it. Every option given here must then equal that of the existing queue,
-            else `QueueExists` is raised; options left out are not compared.
+        exist_ok: if the queue exists, return it, with the partitions that it has. Every option given here must then
+            equal that of the existing queue, else `QueueExists` is raised; options left out are not compared.
+            `ensure_queue` changes them instead.
         options: see `QueueOptions`. An option left out has its default.
         """
         chosen = to_catalog(options)
-        given = dict(chosen)
-        if partitions is not None:
-            given["partitions"] = check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        count = 1 if partitions is None else check_range("partitions", partitions, 1, MAX_PARTITIONS)
         ok = arguments.check_flag("exist_ok", exist_ok)
-        count = 1 if partitions is None else partitions
-        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=count, exist_ok=ok, given=given))
+        found = await self._home.call(CreateQueue(name=name, options=chosen, partitions=count, exist_ok=ok, given=chosen))
+        return AsyncQueue(self._home, found.name, found.incarnation)
+
+    async def ensure_queue(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        resize: bool = False,
+        **options: Unpack[QueueOptions],
+    ) -> AsyncQueue:
+        """Create a queue, or give an existing one the options that are named here, and return it.
+
+        For the start of a program: it can be called again and again, also by several processes at the same time. What
+        it changes is logged by the process that owns the broker.
+
+        partitions: the number of partitions of a new queue. Default: 1. An existing queue keeps the partitions that it
+            has, unless `resize` is True.
+        resize: True: an existing queue with another number of partitions is resized to `partitions`.
+        options: see `QueueOptions`. One that is left out has its default in a new queue, and does not change in an
+            existing one. `durability` cannot be changed: a different one raises `InvalidRequest`, and nothing changes.
+        """
+        chosen = to_catalog(options)
+        if partitions is not None:
+            check_range("partitions", partitions, 1, MAX_PARTITIONS)
+        operation = EnsureQueue(name=name, options=chosen, partitions=partitions, resize=arguments.check_flag("resize", resize))
+        found = await self._home.call(operation)
         return AsyncQueue(self._home, found.name, found.incarnation)
 
     async def queue(self, name: str) -> AsyncQueue:
@@ -186,15 +220,18 @@ class AsyncBroker:
     async def redrive(
         self, source: str | NamedQueue, *, to: str | NamedQueue, where: Where | None = None, limit: int | None = None, preview: bool = False
     ) -> Redriven:
-        """Move ready and buried items to another queue, each exactly once. Dead letters return to their queue this way.
+        """Move waiting and buried items to another queue, each exactly once. Dead letters return to their queue so.
+
+        Ready, scheduled and buried items are moved; leased ones stay. An item that waits for its next attempt is ready
+        there at once. One that was produced with `at` still waits for that time.
 
         source: the queue whose items are moved, by name or as a Queue. Items produced to it during the call stay.
         to: the queue that gets the items. If it is the source itself, its buried items become ready again in place.
         where: which items to move; None is all. A dict from "kind", "key", "reference", "encoding", "reason",
-            "origin_queue" or "headers.<name>" to the value that the item must have, or a function that takes an
-            `Item` and returns whether to move it.
+            "state", "origin_queue" or "headers.<name>" to the value that the item must have, or a function that takes
+            an `Item` and returns whether to move it.
         limit: move at most this many items.
-        preview: move nothing, and return what would be moved.
+        preview: move nothing; return how many items would be moved, and describe the first 100 of them.
         """
         matches = item_filter(where)
         left = check_range("limit", limit, 1, 1 << 60) if limit is not None else 1 << 60
@@ -203,6 +240,7 @@ class AsyncBroker:
         origin, target, shared = found_source.incarnation, found_target.incarnation, ItemSource(found_source.name)
         ends = await self._home.call(FindOffsets(queue=origin, at="newest"))
         ids: list[str] = []
+        sample: list[RedriveSample] = []
         moved = 0
         after: tuple[int, int] | None = None
         while left > 0:
@@ -214,12 +252,13 @@ class AsyncBroker:
             old = [item for item in page if item.offset < ends.get(item.partition, 0) and (origin != target or item.state == "buried")]
             chosen = [item for item in old if matches(item)][:left]
             left -= len(chosen)
-            ids += [item.id for item in chosen]
-            if preview or not chosen:
+            if preview:
+                sample += [sample_of(item) for item in chosen[: MAX_SAMPLE - len(sample)]]
                 moved += len(chosen)
-            else:
+            elif chosen:
+                ids += [item.id for item in chosen]
                 moved += await self._home.call(RedriveItems(queue=origin, items=by_partition(chosen), to=target))
-        return Redriven(moved, ids)
+        return Redriven(moved, [item.id for item in sample] if preview else ids, sample)
 
     # -- the broker itself ---------------------------------------------------------------------------
 

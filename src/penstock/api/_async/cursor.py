@@ -3,6 +3,7 @@
 Owns: `AsyncCursor`.
 """
 
+from collections.abc import Collection
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,9 @@ from penstock.api.arguments import Start, cursor_start, page_limit
 from penstock.api.homes import AsyncHome
 from penstock.api.items import Item, ItemSource, items_of
 from penstock.loop.item_cache import Items
-from penstock.operations import AwaitItems, FindOffsets, ListCursors, MoveCursor, ReadItems, ReleaseCursor
+from penstock.operations import AwaitItems, FindOffsets, FindQueue, ListCursors, MoveCursor, ReadItems, ReleaseCursor
 from penstock.words.clock import SECOND
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, StorageFailed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -138,28 +139,45 @@ class AsyncCursor:
             self._committed.update(moved)
 
     async def seek(self, to: Start) -> None:
-        """Move the position and commit it.
+        """Move the position forward or back, and commit it. Items that it skips are not read; they do not change.
 
-        to: "oldest", "newest", a time (the first items produced then or later), or the id of an item. An id moves the
-            position in the item's partition only.
+        to: "oldest"; "newest" (the end: only items produced from now on are read); a time (the first items produced
+            then or later, in every partition); the id of an item; or offsets, {partition: offset}, as `position` gives
+            them. An id or offsets move the position in these partitions only, and at most to their ends.
         """
         self._check_open()
+        found = await self._find(to)
         self._page.clear()
-        self._position |= await self._find(to)
+        self._position |= found
         await self.commit()
 
     async def _find(self, start: Start) -> dict[int, int]:
         at = cursor_start(start)
-        if isinstance(at, tuple):
-            return dict([at])
-        return await self._home.call(FindOffsets(queue=self._incarnation, at=at))
+        if isinstance(at, dict):
+            ends = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
+            await self._check_found(at, ends)
+            return {number: min(offset, ends[number]) for number, offset in at.items()}
+        found = await self._home.call(FindOffsets(queue=self._incarnation, at=at))
+        await self._check_found(self._position, found)
+        return found
+
+    async def _check_found(self, wanted: Collection[int], found: Collection[int]) -> None:
+        """Raise if the offsets of a partition were not found: it does not exist, or cannot be read now."""
+        for number in wanted:
+            if number not in found:
+                queue = await self._home.call(FindQueue(queue=self._incarnation))
+                if number in (*queue.active, *queue.retired):
+                    raise StorageFailed(f"partition {number} is failing, so the cursor {self.name!r} was not moved; try again in a moment")
+                raise InvalidRequest(f"queue {queue.name!r} has no partition {number}; give one of {[*queue.active, *queue.retired]}")
 
     async def _open(self, start: Start) -> "AsyncCursor":
         """Continue at the committed position of this name, or create the cursor at `start`."""
-        cursor_start(start)  # a wrong start is refused also where it is not needed
+        at = cursor_start(start)  # a wrong start is refused also where it is not needed
         self._committed = (await self._home.call(ListCursors(queue=self._incarnation))).get(self.name, {})
         self._position = dict(self._committed)
         if not self._position:
+            if isinstance(at, dict):  # in the other partitions it begins with the oldest items, and retention keeps them
+                self._position = await self._find("oldest")
             await self.seek(start)
         return self
 

@@ -94,7 +94,8 @@ class AsyncLease(LeaseBase):
         """Mark the item as done. Completing it a second time succeeds; `LeaseLost` if the lease has ended.
 
         then: follow-ups: items that are produced, exactly once, if and only if this item is completed. Each goes to
-            the queue that it names, as in `NewItem(b"…", queue="mails")`, or else to the queue of this item.
+            the queue that it names, as in `NewItem(b"…", queue="mails")`, or else to the queue of this item. For an
+            item that was completed before they are not produced: that raises `InvalidRequest`.
         """
         await complete(self._home, self._select("complete"), await self._follow_ups(then) if then else ())
 

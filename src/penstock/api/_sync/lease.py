@@ -95,7 +95,8 @@ class Lease(LeaseBase):
         """Mark the item as done. Completing it a second time succeeds; `LeaseLost` if the lease has ended.
 
         then: follow-ups: items that are produced, exactly once, if and only if this item is completed. Each goes to
-            the queue that it names, as in `NewItem(b"…", queue="mails")`, or else to the queue of this item.
+            the queue that it names, as in `NewItem(b"…", queue="mails")`, or else to the queue of this item. For an
+            item that was completed before they are not produced: that raises `InvalidRequest`.
         """
         complete(self._home, self._select("complete"), self._follow_ups(then) if then else ())
 

@@ -276,7 +276,8 @@ class Queue:
 
         It is created if it does not exist; otherwise reading continues where it was committed.
 
-        start: where a new cursor begins: "oldest", "newest", a time, or the id of an item.
+        start: where a new cursor begins: "oldest", "newest", a time, the id of an item, or {partition: offset}. In
+            partitions that an id or offsets do not name, it begins with the oldest items.
         follow: at the end of the queue, wait for new items instead of stopping.
         """
         cursor = Cursor(self._home, self._name, self._incarnation, arguments.cursor_name(name), arguments.check_flag("follow", follow))
