@@ -294,7 +294,7 @@ def test_cursors_are_moved_listed_and_released(client: JsonClient, queue: pensto
     queue.produce_many([b"a", b"b", b"c"])
     assert client.ok("cursors.move", queue_name=queue.name, name="audit", offsets={"0": 2}) == {}
     client.ok("cursors.move", queue_name=queue.name, name="audit", offsets={"0": 1}, forward_only=True)
-    assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": [{"name": "audit", "offsets": {"0": 2}}]}
+    assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": [{"name": "audit", "offsets": {"0": 2}, "lag": 1}]}
     assert [item.payload for item in queue.cursor("audit")] == [b"c"]
     assert client.ok("cursors.release", queue_name=queue.name, name="audit") == {}
     assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": []}

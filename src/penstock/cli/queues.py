@@ -192,6 +192,30 @@ def resize(
     )
 
 
+@command(group, "read-only")
+def read_only(
+    session: CommandContext,
+    queue: QueueArgument,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="The number of the partition.")],
+    off: Annotated[bool, typer.Option("--off", help="Let it take new items again.")] = False,
+) -> None:
+    """Drain a partition: it takes no new items, and those that it has are still leased. The others take over its keys.
+
+    The order of the items of a key does not change. A queue with one partition gets a new one.
+    """
+    with session.broker() as broker:
+        found = broker.queue(queue)
+        info = found.set_read_only(partition, not off)
+        counts = [one for one in found.stats().partitions if one.partition == partition]
+    left = sum(one.ready + one.scheduled + one.leased + one.moving for one in counts)
+    if off:
+        text = f"partition {partition} of queue {queue} takes new items"
+    else:
+        waits = f"; {text_output.format_count(left, 'item')} in it {'is' if left == 1 else 'are'} not resolved yet" if left else ""
+        text = f"partition {partition} of queue {queue} is read-only{waits}"
+    session.print_answer({**text_output.queue_document(info), "unresolved": left}, text)
+
+
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which of the two operations.")]
 
 
