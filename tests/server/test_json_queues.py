@@ -48,7 +48,13 @@ OPTIONS = {
     "retention": {"max_age": "48h", "max_bytes": 1_000_000, "max_segments": 7, "min_segments": 2},
     "max_items": 100,
     "max_bytes": 1_000,
-    "durability": "os",
+    "durability": "interval",
+    "sync_interval": "50ms",
+    "segment_bytes": 1_000_000,
+    "segment_age": "1h",
+    "compression": False,
+    "compression_level": 3,
+    "compression_min_bytes": 64,
     "dead_queue": "grave",
 }
 

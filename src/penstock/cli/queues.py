@@ -14,7 +14,7 @@ from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import CommandFailed
-from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, option_parameters, parse_queue_options
+from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, STORAGE_OPTIONS, option_parameters, parse_queue_options
 from penstock.rules.options import Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
@@ -23,12 +23,13 @@ group = typer.Typer(no_args_is_help=True, help="Create, list, change and delete 
 
 STATES = ("ready", "scheduled", "leased", "buried", "all")
 SIDES = ("lease", "produce", "both")
+AS_BROKER = "as the broker was opened"
 
 
 # -- queues ------------------------------------------------------------------------------------------
 
 
-@command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY))
+@command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY, *STORAGE_OPTIONS))
 def create(
     session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
@@ -130,8 +131,21 @@ def _described(info: QueueInfo) -> list[tuple[str, str]]:
         ("max items", text_output.format_number(info.max_items)),
         ("max bytes", text_output.format_size(info.max_bytes)),
         ("completed items", ", ".join(limit for limit in limits if limit) or "kept for ever"),
-        ("durability", info.durability or "as the broker was opened"),
+        ("durability", info.durability or AS_BROKER),
+        ("sync interval", text_output.format_duration(info.sync_interval) if info.sync_interval else "default"),
+        ("segment size", text_output.format_size(info.segment_bytes) if info.segment_bytes else AS_BROKER),
+        ("segment age", text_output.format_duration(info.segment_age) if info.segment_age else "default"),
+        ("compression", _described_compression(info)),
     ]
+
+
+def _described_compression(info: QueueInfo) -> str:
+    parts = [
+        AS_BROKER if info.compression is None else "on" if info.compression else "off",
+        f"level {info.compression_level}" if info.compression_level else "",
+        f"from {text_output.format_size(info.compression_min_bytes)} on" if info.compression_min_bytes else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 @command(group, "delete")
@@ -156,7 +170,7 @@ def delete(
 # -- options -----------------------------------------------------------------------------------------
 
 
-@command(group, "update", more=option_parameters(*QUEUE_OPTIONS, defaults=False))
+@command(group, "update", more=option_parameters(*QUEUE_OPTIONS, *STORAGE_OPTIONS, defaults=False))
 def update(
     session: CommandContext,
     queue: QueueArgument,
