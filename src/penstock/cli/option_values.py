@@ -180,6 +180,7 @@ ITEM_OPTIONS = (
     TextOption("delay", "DURATION", "The item becomes ready after this time.", parse_duration),
     TextOption("ttl", "DURATION", _MEANINGS["ttl"], parse_duration),
     TextOption("dedup", "ID", _MEANINGS["dedup"]),
+    TextOption("dedup_window", "DURATION", _MEANINGS["dedup_window"], parse_duration),
 )
 _CALLED = {"dedup": "dedup id"}
 FIELD_OPTIONS = tuple(

@@ -225,7 +225,7 @@ class TransferStep:
         ]
         # in this queue the ttl starts again; another queue has its own
         ttls = batch.ttls if incarnation == self._partitions.incarnation else None
-        return msgspec.structs.replace(batch, ats=None, dedups=None, ttls=ttls, origins=packed)
+        return msgspec.structs.replace(batch, ats=None, dedups=None, dedup_windows=None, ttls=ttls, origins=packed)
 
     def _origin(self, handle: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """The origin of an item that is sent: where it was, why it was buried, and where a key is parked for it."""
