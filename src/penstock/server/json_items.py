@@ -60,6 +60,7 @@ I = TypeVar("I", bound="ItemReply")  # noqa: E741
 class ItemBody(RequestShape, gc=False, kw_only=True):
     """An item to be produced. Without `bytes` and `utf8` its payload is empty."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": [*one_given("dedup_id"), {"properties": {"dedup_window": {"type": "null"}}}]}
     bytes: Base64 | None = None
     """The payload. Counts when `utf8` is given too, unless it is empty."""
     utf8: str | None = None
