@@ -69,6 +69,12 @@ def test_a_table_gives_the_same_batch_as_a_list_of_items(case: tuple[Any, list[N
     assert one(given) == to_batch(news).drop_empty_columns()
 
 
+def test_a_dedup_window_counts_in_rows_with_a_dedup_id() -> None:
+    windows = pa.array([timedelta(seconds=2)] * 2, pa.duration("us"))
+    assert one(pa.table({"payload": [b"a", b"b"], "dedup": ["x", None], "dedup_window": windows})).dedup_windows == [2_000_000, 0]
+    assert one(pa.table({"payload": [b"a", b"b"], "dedup_window": windows})).dedup_windows is None
+
+
 def test_a_record_batch_and_another_librarys_stream_are_tables_too() -> None:
     class Frame:
         def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:

@@ -144,7 +144,13 @@ def test_info_returns_the_options_that_were_given(opener: BrokerOpener, manual_c
         "dead_queue": "dead",
         "max_items": 1000,
         "max_bytes": 1 << 30,
-        "durability": "os",
+        "durability": "interval",
+        "sync_interval": 0.05,
+        "segment_bytes": 1 << 20,
+        "segment_age": 3600.0,
+        "compression": False,
+        "compression_level": 9,
+        "compression_min_bytes": 100,
     }
     info = manual_clock_broker.create_queue("orders", partitions=3, **given).info()
     assert {name: getattr(info, name) for name in given} == given
@@ -305,6 +311,17 @@ WRONG: list[tuple[str, Callable[[Broker], object], str]] = [
     ("keep type", lambda b: b.create_queue("q", retention="1d"), "retention is str; give seconds or a timedelta"),  # type: ignore[arg-type]
     ("items", lambda b: b.create_queue("q", max_items=-1), "max_items is -1; give a whole number from 0 to"),
     ("durability", lambda b: b.create_queue("q", durability="x"), "durability is 'x'; use 'fsync'"),  # type: ignore[arg-type]
+    ("sync", lambda b: b.create_queue("q", sync_interval=0), "sync_interval is 0; give 0.001 to 3600 seconds"),
+    (
+        "sync mode",
+        lambda b: b.create_queue("q", durability="os", sync_interval=1),
+        "sync_interval has no effect with durability 'os'; leave",
+    ),
+    ("segment", lambda b: b.create_queue("q", segment_bytes=100), "segment_bytes is 100; give a whole number from 4096 to"),
+    ("age", lambda b: b.create_queue("q", segment_age=0.5), "segment_age is 0.5; give 1 to 31536000 seconds"),
+    ("compress", lambda b: b.create_queue("q", compression="on"), "compression is str; give True or False"),  # type: ignore[arg-type]
+    ("level", lambda b: b.create_queue("q", compression_level=20), "compression_level is 20; give a whole number from 1 to 19"),
+    ("least", lambda b: b.create_queue("q", compression_min_bytes=0), "compression_min_bytes is 0; give a whole number from 1 to"),
     ("itself", lambda b: b.create_queue("q", dead_queue="q"), "queue 'q' cannot be its own dead queue; give another one"),
     ("dead", lambda b: b.create_queue("q", dead_queue=1), "the queue is int; give its name, or a Queue"),  # type: ignore[arg-type]
     ("resize", lambda b: b.ensure_queue("q", resize=1), "resize is int; give True or False"),  # type: ignore[arg-type]

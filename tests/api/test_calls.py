@@ -75,6 +75,11 @@ OPTIONS = st.fixed_dictionaries(
         "max_items": st.none() | st.integers(1, 1_000),
         "max_bytes": st.none() | st.integers(1, 1_000),
         "durability": st.none() | st.sampled_from(["fsync", "interval", "os"]),
+        "segment_bytes": st.none() | st.integers(4096, 1 << 40),
+        "segment_age": st.none() | st.integers(1, 1_000),
+        "compression": st.none() | st.booleans(),
+        "compression_level": st.none() | st.integers(1, 19),
+        "compression_min_bytes": st.none() | st.integers(1, 1 << 30),
         "retention": st.fixed_dictionaries({"max_age": st.integers(0, 1_000)}, optional={"max_segments": st.integers(0, 9)}),
     },
 )

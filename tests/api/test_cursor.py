@@ -299,3 +299,14 @@ def follow(cursor: Cursor, seen: list[int], count: int) -> None:
         seen.append(int(item.payload))
         if len(seen) == count:
             return
+
+
+def test_the_lag_of_a_cursor(broker: Broker) -> None:
+    queue = broker.create_queue("lagging", partitions=2)
+    queue.produce_many([penstock.NewItem(str(number), key=str(number)) for number in range(10)])
+    cursor = queue.cursor("audit")
+    assert cursor.lag() == 10
+    cursor.read(4)
+    assert cursor.lag() == 6
+    cursor.seek("newest")
+    assert cursor.lag() == 0

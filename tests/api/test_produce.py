@@ -66,6 +66,20 @@ def test_an_item_that_waits_beyond_its_ttl_is_buried(opener: BrokerOpener, manua
     assert [(item.value, item.reason) for item in queue.items("buried")] == [(b"short", "expired")]
 
 
+def test_an_item_may_have_a_dedup_window_of_its_own(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=2)
+    items = [NewItem(name, dedup=name, dedup_window=window) for name, window in (("short", 10), ("usual", None), ("long", 3600))]
+    first = queue.produce_many(items)
+    assert queue.produce("again", dedup="short", dedup_window=3600) == first[0]  # not added, so its own window does not count
+    opener.clock.advance(timedelta(seconds=11))
+    assert [a == b for a, b in zip(queue.produce_many(items), first, strict=True)] == [False, True, True]
+    queue.resize(3)  # remembered ids move with their windows
+    opener.clock.advance(timedelta(seconds=50))
+    assert [queue.produce("x", dedup=name) == id for name, id in zip(("usual", "long"), first[1:], strict=True)] == [False, True]
+    opener.clock.advance(timedelta(hours=1))
+    assert queue.produce("x", dedup="long") != first[2]
+
+
 def test_dedup_returns_the_first_id_until_its_window_has_passed(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=4)
     first = queue.produce(b"1", dedup="d")
@@ -199,6 +213,9 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
     ("priority", lambda q: q.produce(b"", priority=10), "the priority is 10; give a whole number from 0 to 9"),
     ("at", lambda q: q.produce(b"", at=datetime(2026, 1, 1)), "at has no timezone; give one"),
     ("ttl", lambda q: q.produce(b"", ttl=0), "the ttl is 0; give more, or None for the queue's own"),
+    ("window", lambda q: q.produce(b"", dedup_window=5), "an item has a dedup_window and no dedup id; give it one, or leave"),
+    ("windows", lambda q: q.produce_many([NewItem(b"", dedup="d"), NewItem(b"", dedup_window=5)]), "an item has a dedup_window and no"),
+    ("no window", lambda q: q.produce(b"", dedup="d", dedup_window=0), "the dedup_window is 0; give more, or None for the queue's own"),
     ("dedup", lambda q: q.produce(b"", dedup="d" * 1025), "the dedup id has 1025 bytes; give at most 1024"),
     ("request id type", lambda q: q.produce(b"", request_id=1), "the request id is int; give str or bytes"),  # type: ignore[arg-type]
     ("request id size", lambda q: q.produce(b"", request_id="r" * 1025), "the request id has 1025 bytes; give 1 to 1024"),

@@ -32,6 +32,13 @@ def test_every_option_of_an_item(orders_cli: CommandLine) -> None:
     assert again == {"id": one["id"], "duplicate": True}
 
 
+def test_a_dedup_window(orders_cli: CommandLine) -> None:
+    orders_cli.run("queue", "update", "orders", "--dedup-window", "1ms")
+    first = orders_cli.json("produce", "orders", "x", "--dedup", "d", "--dedup-window", "1h")
+    assert orders_cli.json("produce", "orders", "x", "--dedup", "d") == {"id": first["id"], "duplicate": True}
+    assert "a dedup_window and no dedup id" in orders_cli.refused("produce", "orders", "x", "--dedup-window", "1h")
+
+
 def test_a_delay(orders_cli: CommandLine) -> None:
     orders_cli.run("produce", "orders", "x", "--delay", "1h", "--encoding", "mine")
     (one,) = orders_cli.json("items", "orders", "--state", "scheduled")

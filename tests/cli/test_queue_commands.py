@@ -33,11 +33,14 @@ def test_every_option_of_a_queue(cli: CommandLine) -> None:
         "queue", "create", "orders", "--lease-timeout", "5m", "--max-attempts", "0", "--ttl", "1d", "--priority-aging", "none",
         "--dedup-window", "1h", "--on-bury", "park", "--dead-queue", "dead", "--max-items", "1,000", "--max-bytes", "1GiB",
         "--retention-max-age", "2d", "--retention-max-bytes", "0", "--retention-max-segments", "7", "--retention-min-segments", "2",
-        "--durability", "interval",
+        "--durability", "interval", "--sync-interval", "50ms", "--segment-bytes", "1MiB", "--segment-age", "1h", "--compression", "off",
+        "--compression-level", "3", "--compression-min-bytes", "2KiB",
     )  # fmt: skip
     expected = {
         "lease_timeout": 300, "max_attempts": 0, "ttl": 86_400, "priority_aging": None, "dedup_window": 3600, "on_bury": "park",
         "dead_queue": "dead", "max_items": 1000, "max_bytes": 1 << 30, "durability": "interval", "partitions": 1,
+        "sync_interval": 0.05, "segment_bytes": 1 << 20, "segment_age": 3600, "compression": False, "compression_level": 3,
+        "compression_min_bytes": 2048,
         "retention": {"max_age": 172_800, "max_bytes": 0, "max_segments": 7, "min_segments": 2},
     }  # fmt: skip
     assert {name: given[name] for name in expected} == expected
@@ -51,6 +54,9 @@ def test_update_changes_what_is_given(orders_cli: CommandLine) -> None:
     del before["cursors"]
     assert changed == {**before, "ttl": 3600, "retention": {**before["retention"], "max_age": 3600}}
     assert orders_cli.json("queue", "update", "orders", "--ttl", "none")["ttl"] is None
+    assert "compression      on, level 9" in orders_cli.out("queue", "update", "orders", "--compression", "on", "--compression-level", "9")
+    assert orders_cli.json("queue", "update", "orders", "--compression", "none")["compression"] is None
+    assert "--compression is 'gzip'; give on or off" in orders_cli.refused("queue", "update", "orders", "--compression", "gzip")
     assert orders_cli.json("queue", "update", "orders", "--no-dead-queue")["dead_queue"] is None
     assert "dead queue       orders.dead" in orders_cli.out("queue", "update", "orders", "--dead-queue", "orders.dead")
 

@@ -61,7 +61,7 @@ def test_every_command_needs_a_broker(cli: CommandLine, path: str) -> None:
     given = [
         text
         for one in arguments
-        for text in ([one.opts[0], "x"] if one.opts[0].startswith("-") else [{"PARTITIONS": "1"}.get(one.metavar, "1-1")])
+        for text in ([one.opts[0], "x"] if one.opts[0].startswith("-") else [{"PARTITIONS": "1", "PARTITION": "1"}.get(one.metavar, "1-1")])
     ]
     given = ["os.path:exists", *given[1:]] if words == ["work"] else given
     extra = {"queue update": ["--ttl", "1h"], "queue seek": ["0-0"], "produce": ["x"], "import ledgerq": []}.get(" ".join(words), [])
@@ -272,7 +272,7 @@ def test_help_and_version(cli: CommandLine) -> None:
     ("line", "expected"),
     [
         ("penstock que", {"queue"}),
-        ("penstock queue re", {"resize", "resume"}),
+        ("penstock queue re", {"read-only", "resize", "resume"}),
         ("penstock stats or", {"orders", "orders.dead"}),
         ("penstock work a:b --queue orders.", {"orders.dead"}),
         ("penstock produce orders --key-f", {"--key-field"}),

@@ -61,7 +61,7 @@ def test_old_segments_of_resolved_items_are_deleted(partition: PartitionUnderTes
     partition.advance(3600)
     segment(part, "young")
     assert part.apply_retention() == RetentionResult(0, 0, 0, 0)
-    part._segment_started += DAY  # not by itself
+    part._rotation._started += DAY  # not by itself
     partition.advance(23 * 3600)
     freed = part.apply_retention()
     assert (freed.segments, freed.items) == (1, 2)
@@ -82,7 +82,7 @@ def test_a_rotation_applies_retention(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     segment(part, "done")
     work_off(part, 1)
-    part._segment_room = 0
+    part._rotation._room = 0
     partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
     assert [facts.base_offset for facts in part.log.segments()] == [1, 2]

@@ -43,6 +43,26 @@ def test_expired_ids_are_deleted_when_their_bucket_is_used() -> None:
     assert len(ids) <= 11
 
 
+def test_expired_ids_behind_one_that_lasts_are_deleted_too() -> None:
+    ids = DedupIds()
+    ids.put_all([b"aa" + b"\xff" * 14], 0, 0, 10, spans=[1_000_000])
+    for number in range(1, 2_000):
+        ids.put_all([b"aa" + number.to_bytes(14, "little")], number, number, 10)
+    assert len(ids) <= 128
+    assert ids.get(b"aa" + b"\xff" * 14, 2_000) == 0
+    assert ids.count(2_000) == 10
+
+
+def test_each_id_may_have_a_span_of_its_own() -> None:
+    ids = DedupIds()
+    names = [bytes([number]) + bytes(15) for number in range(3)]
+    ids.put_all(names, 7, now=100, span=50, spans=[0, 10, 500])
+    assert [[ids.get(name, now) for name in names] for now in (109, 110, 149, 150, 599, 600)] == [
+        *([7, 8, 9], [7, None, 9], [7, None, 9], [None, None, 9], [None, None, 9], [None, None, None]),
+    ]
+    assert ids.live(120) == [(names[0], 150, 7), (names[2], 600, 9)]
+
+
 @pytest.mark.parametrize("add", ["put_all", "restore"])
 def test_an_id_with_an_earlier_deadline_than_the_others_is_not_counted_after_it(add: str) -> None:
     """The window was shortened, or ids of moved slots have less time left."""

@@ -80,6 +80,19 @@ def test_an_item_has_the_fields_that_it_was_produced_with(client: JsonClient, qu
     assert {name: first[name] for name in kept} == kept  # also when they are not produced alone
 
 
+def test_an_item_may_have_a_dedup_window_of_its_own(client: JsonClient, broker: penstock.Broker) -> None:
+    broker.create_queue("windows", dedup_window=3600)
+    (short, usual) = ({"dedup_id": "a", "dedup_window": "1ms"}, {"dedup_id": "b"})
+    client.ok("queue.produce", queue_name="windows", items=[short, usual])
+    wait_until(lambda: client.ok("queue.produce", queue_name="windows", items=[short])["items"][0]["id"] != "0-0")
+    assert client.ok("queue.produce", queue_name="windows", items=[usual]) == {"items": [{"id": "0-1"}]}
+    assert client.refused("queue.produce", queue_name="windows", items=[{"dedup_window": 5}])[:2] == (400, "invalid_request")
+    assert client.refused("queue.produce", queue_name="windows", items=[{"dedup_id": "c", "dedup_window": 0}])[:2] == (
+        400,
+        "invalid_request",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "payload", "encoding"),
     [

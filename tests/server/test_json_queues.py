@@ -48,7 +48,13 @@ OPTIONS = {
     "retention": {"max_age": "48h", "max_bytes": 1_000_000, "max_segments": 7, "min_segments": 2},
     "max_items": 100,
     "max_bytes": 1_000,
-    "durability": "os",
+    "durability": "interval",
+    "sync_interval": "50ms",
+    "segment_bytes": 1_000_000,
+    "segment_age": "1h",
+    "compression": False,
+    "compression_level": 3,
+    "compression_min_bytes": 64,
     "dead_queue": "grave",
 }
 
@@ -312,7 +318,7 @@ def test_cursors_are_moved_listed_and_released(client: JsonClient, queue: pensto
     queue.produce_many([b"a", b"b", b"c"])
     assert client.ok("cursors.move", queue_name=queue.name, name="audit", offsets={"0": 2}) == {}
     client.ok("cursors.move", queue_name=queue.name, name="audit", offsets={"0": 1}, forward_only=True)
-    assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": [{"name": "audit", "offsets": {"0": 2}}]}
+    assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": [{"name": "audit", "offsets": {"0": 2}, "lag": 1}]}
     assert [item.payload for item in queue.cursor("audit")] == [b"c"]
     assert client.ok("cursors.release", queue_name=queue.name, name="audit") == {}
     assert client.ok("cursors.list", queue_name=queue.name) == {"cursors": []}

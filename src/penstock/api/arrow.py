@@ -61,6 +61,9 @@ def read_columns(data: "pa.Table | pa.RecordBatch") -> dict[str, Any]:
     columns = {name: read for name, column in given.items() if (read := _read(name, column, given.get("key"))) is not None}
     if "payload" not in columns:
         raise InvalidRequest(f"there is no column 'payload'; give one of {accepted_types('payload')}")
+    windows, names = columns.pop("dedup_window", None), columns.get("dedup")
+    if windows is not None and names is not None:  # of a row without a dedup id it means nothing: often all rows have the same
+        columns["dedup_window"] = _pyarrow().compute.if_else(names.is_valid(), windows, None)
     if _is_text(given["payload"].type):
         encodings = columns.get("encoding")
         columns["encoding"] = _constant(values.TEXT, len(columns["payload"])) if encodings is None else encodings.fill_null(values.TEXT)

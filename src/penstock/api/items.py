@@ -59,6 +59,8 @@ class NewItem(_Payload, frozen=True, kw_only=True):
     """An item that still waits this long after it was produced is buried: seconds or a timedelta."""
     dedup: str | bytes | None = None
     """A dedup id. The item is not added if one with the same key and dedup id is remembered by the queue."""
+    dedup_window: float | timedelta | None = None
+    """How long the dedup id is remembered: seconds or a timedelta. Default: the `dedup_window` of the queue."""
     queue: str | None = None
     """Only for follow-ups: the name of the queue that gets the item. Default: the queue of the completed item."""
 
@@ -97,6 +99,7 @@ def single_item_batch(
     at: datetime | None = None,
     ttl: float | timedelta | None = None,
     dedup: str | bytes | None = None,
+    dedup_window: float | timedelta | None = None,
 ) -> Batch:
     """A batch of one item."""
     data, encoding = (payload, encoding) if type(payload) is bytes else _encode(payload, encoding)
@@ -114,6 +117,7 @@ def single_item_batch(
         None if at is None else [values.instant(at)],
         None if ttl is None else [_ttl(ttl)],
         None if dedup is None else [dedup_digest(name, _dedup(dedup))],
+        dedup_windows=None if dedup_window is None else [_dedup_window(dedup_window)],
     )
 
 
@@ -134,7 +138,7 @@ def _exact(item: NewItem | Value) -> NewItem:
 
 
 def _columns(items: list[NewItem], follow_ups: bool) -> Batch:
-    payload, key, headers, kind, encoding, reference, priority, at, ttl, dedup, queue = zip(*map(astuple, items), strict=True)
+    payload, key, headers, kind, encoding, reference, priority, at, ttl, dedup, window, queue = zip(*map(astuple, items), strict=True)
     if not follow_ups:
         convert_column(_refuse_queue, queue)
     payloads, encodings = _payloads(payload, encoding)
@@ -152,6 +156,7 @@ def _columns(items: list[NewItem], follow_ups: bool) -> Batch:
         convert_column(values.instant, at, 0),
         convert_column(_ttl, ttl, 0),
         dedup_digests(keys, convert_column(_dedup, dedup)),
+        dedup_windows=convert_column(_dedup_window, window, 0),
     )
 
 
@@ -216,6 +221,13 @@ def _dedup(dedup: str | bytes) -> bytes:
     if len(name) > MAX_NAME_BYTES:
         raise InvalidRequest(f"the dedup id has {len(name)} bytes; give at most {MAX_NAME_BYTES}")
     return name
+
+
+def _dedup_window(window: float | timedelta) -> int:
+    span = values.duration(window, "the dedup_window")
+    if not span:
+        raise InvalidRequest("the dedup_window is 0; give more, or None for the queue's own")
+    return span
 
 
 def _refuse_queue(queue: str) -> None:

@@ -12,12 +12,26 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from penstock import reports
-from penstock.api.arguments import NamedQueue, Seconds, bounded_duration, queue_name
+from penstock.api.arguments import NamedQueue, Seconds, bounded_duration, check_flag, queue_name
 from penstock.rules.options import OPTION_NAMES
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT, Retention
+from penstock.words.limits import (
+    MAX_COMPRESSION_LEVEL,
+    MAX_COMPRESSION_MIN_BYTES,
+    MAX_DELAY,
+    MAX_LEASE_TIMEOUT,
+    MAX_SEGMENT_AGE,
+    MAX_SEGMENT_BYTES,
+    MAX_SYNC_INTERVAL,
+    MIN_LEASE_TIMEOUT,
+    MIN_SEGMENT_AGE,
+    MIN_SEGMENT_BYTES,
+    MIN_SYNC_INTERVAL,
+    Retention,
+    check_range,
+)
 
 
 class RetentionOptions(TypedDict, total=False):
@@ -59,6 +73,20 @@ class QueueOptions(TypedDict, total=False):
     """Like `max_items`, but for the size of those items. It is measured by log file, so it is approximate."""
     durability: Literal["fsync", "interval", "os"] | None
     """When a write counts as stored, see `penstock.open`. Default: None, as the broker. Cannot be changed later."""
+    sync_interval: Seconds | None
+    """In durability mode "interval", the longest time until what was answered is on disk, 1 millisecond to 1 hour: a
+    power cut may lose so much. None (default): 0.2 seconds. It has no effect in the other modes."""
+    segment_bytes: int | None
+    """The size at which a log file is closed and the next one begun, 4 KiB to 1 TiB. Default: None, as the broker."""
+    segment_age: Seconds | None
+    """The age at which a log file with items is closed, 1 second to 365 days; earlier if `retention` needs it.
+    None (default): 1 day."""
+    compression: bool | None
+    """Whether items are compressed where that saves space. Default: None, as the broker."""
+    compression_level: int | None
+    """The level of zstd: 1 is the quickest, 19 makes the smallest files. None (default): 1."""
+    compression_min_bytes: int | None
+    """The items that are written together are compressed if they have at least so many bytes. None (default): 512."""
 
 
 class QueueInfo(msgspec.Struct, frozen=True):
@@ -86,11 +114,17 @@ class QueueInfo(msgspec.Struct, frozen=True):
     max_items: int | None
     max_bytes: int | None
     durability: str | None
+    sync_interval: float | None = None
+    segment_bytes: int | None = None
+    segment_age: float | None = None
+    compression: bool | None = None
+    compression_level: int | None = None
+    compression_min_bytes: int | None = None
 
 
 def queue_info(found: reports.QueueDescription) -> QueueInfo:
     """The `QueueInfo` of a queue that the catalog describes."""
-    options, policy = found.options, found.options.policy
+    options, policy, storage = found.options, found.options.policy, found.options.storage
     kept = policy.retention
     return QueueInfo(
         name=found.name,
@@ -113,6 +147,12 @@ def queue_info(found: reports.QueueDescription) -> QueueInfo:
         max_items=options.max_items or None,
         max_bytes=options.max_bytes or None,
         durability=options.durability or None,
+        sync_interval=options.sync_interval / SECOND or None,
+        segment_bytes=storage.segment_bytes,
+        segment_age=options.segment_age / SECOND or None,
+        compression=storage.compression,
+        compression_level=storage.compression_level,
+        compression_min_bytes=storage.compression_min_bytes,
     )
 
 
@@ -145,8 +185,16 @@ def _retention(given: Any) -> dict[str, Any]:
     return {name: bounded_duration(value, "max_age") if name == "max_age" else value for name, value in given.items()}
 
 
-def _or_none(name: str) -> Callable[[Seconds | None], int]:
-    return lambda given: 0 if given is None else bounded_duration(given, name)
+def _or_none(name: str, low: int = 0, high: int = MAX_DELAY) -> Callable[[Seconds | None], int]:
+    return lambda given: 0 if given is None else bounded_duration(given, name, low, high)
+
+
+def _number_or_none(name: str, low: int, high: int) -> Callable[[int | None], int]:
+    return lambda given: 0 if given is None else check_range(name, given, low, high)
+
+
+def _compression(given: bool | None) -> str:
+    return "" if given is None else "on" if check_flag("compression", given) else "off"
 
 
 _READ: dict[str, Callable[[Any], Any]] = {
@@ -159,4 +207,10 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "max_items": lambda given: 0 if given is None else given,
     "max_bytes": lambda given: 0 if given is None else given,
     "durability": lambda given: "" if given is None else given,
+    "sync_interval": _or_none("sync_interval", MIN_SYNC_INTERVAL, MAX_SYNC_INTERVAL),
+    "segment_bytes": _number_or_none("segment_bytes", MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+    "segment_age": _or_none("segment_age", MIN_SEGMENT_AGE, MAX_SEGMENT_AGE),
+    "compression": _compression,
+    "compression_level": _number_or_none("compression_level", 1, MAX_COMPRESSION_LEVEL),
+    "compression_min_bytes": _number_or_none("compression_min_bytes", 1, MAX_COMPRESSION_MIN_BYTES),
 }

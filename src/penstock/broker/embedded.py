@@ -395,14 +395,14 @@ class EmbeddedBroker:
         return None if data is None else summary.load(data)
 
     def _open_partition(self, incarnation: int, number: int, replayed: Callable[[], None]) -> Partition:
-        options = self.catalog.get(incarnation).options
+        entry, options = self.catalog.get(incarnation), self.catalog.get(incarnation).options
         # From `next_partition` on, a resize adds it: its log is created. Any other log that is missing is damage.
-        if number >= self.catalog.get(incarnation).next_partition:
+        if number >= entry.next_partition:
             self.store.create_logs(incarnation, number)
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
-            sizes = {"segment_bytes": self._segment_bytes, "min_free_bytes": self.min_free_bytes}
-            return Partition(log, self.clock, options.policy, **sizes, on_replayed=replayed, queue=self.catalog.get(incarnation).name)
+            given: dict[str, Any] = {"segment_bytes": self._segment_bytes, "min_free_bytes": self.min_free_bytes, "queue": entry.name}
+            return Partition(log, self.clock, options.policy, **given, storage=options.storage, on_replayed=replayed)
         except BaseException:
             log.close()
             raise
@@ -410,6 +410,7 @@ class EmbeddedBroker:
     def _set_options(self, engine: QueueEngine, entry: QueueEntry) -> None:
         options = entry.options
         engine.policy = options.policy
+        engine.set_storage(options.storage)
         engine.produce_step.max_items, engine.produce_step.max_bytes = options.max_items, options.max_bytes
         dead = self.catalog.state.names.get(options.dead_queue)
         engine.transfer_step.dead = dead.incarnation if dead is not None else 0

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli import (
     api_keys,
+    cursors,
     dead,
     items,
     leases,
@@ -97,6 +98,7 @@ def main(
 for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group, serve.group):
     app.add_typer(group)
 app.add_typer(queues.group, name="queue")
+app.add_typer(cursors.group, name="cursor")
 api_keys.group.add_typer(items.keys)
 app.add_typer(api_keys.group, name="keys")
 app.add_typer(dead.group, name="dead")

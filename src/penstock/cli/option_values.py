@@ -32,6 +32,12 @@ def parse_number(text: str, option: str) -> int:
         raise CommandFailed(f"{option} is {text!r}; give a whole number") from None
 
 
+def parse_switch(text: str, option: str) -> bool:
+    if text.strip().lower() not in ("on", "off"):
+        raise CommandFailed(f"{option} is {text!r}; give on or off")
+    return text.strip().lower() == "on"
+
+
 def or_none(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:
     """A parser that also takes "none", which gives None."""
     return lambda text, option: None if text.strip().lower() == NONE else parse(text, option)
@@ -136,6 +142,33 @@ QUEUE_OPTIONS = (
     ),
     TextOption("retention_min_segments", "N", "How many of the newest log files are always kept.", parse_number, default="1"),
 )
+STORAGE_OPTIONS = (
+    TextOption(
+        "sync_interval",
+        "DURATION|none",
+        "With --durability interval, the longest time until stored items are on disk.",
+        or_none(parse_duration),
+        default="200ms",
+    ),
+    TextOption(
+        "segment_bytes",
+        "SIZE|none",
+        "The size at which a log file is closed.",
+        or_none(parse_size),
+        default="as the broker",
+    ),
+    TextOption("segment_age", "DURATION|none", "The age at which a log file is closed.", or_none(parse_duration), default="1d"),
+    TextOption("compression", "on|off|none", "Whether items are compressed.", or_none(parse_switch), default="as the broker"),
+    TextOption("compression_level", "1…19|none", "1 is the quickest, 19 the smallest.", or_none(parse_number), default="1"),
+    TextOption(
+        "compression_min_bytes",
+        "SIZE|none",
+        "Smaller batches of items are not compressed.",
+        or_none(parse_size),
+        default="512",
+    ),
+)
+"""Options of a queue about its files."""
 DURABILITY = TextOption("durability", "fsync|interval|os", "When produced items count as stored. Cannot be changed later.", default="fsync")
 _MEANINGS = {name: f"{BY_NAME[name].meaning}." for name in GIVEN}
 ITEM_OPTIONS = (
@@ -148,6 +181,7 @@ ITEM_OPTIONS = (
     TextOption("delay", "DURATION", "The item becomes ready after this time.", parse_duration),
     TextOption("ttl", "DURATION", _MEANINGS["ttl"], parse_duration),
     TextOption("dedup", "ID", _MEANINGS["dedup"]),
+    TextOption("dedup_window", "DURATION", _MEANINGS["dedup_window"], parse_duration),
 )
 _CALLED = {"dedup": "dedup id"}
 FIELD_OPTIONS = tuple(
@@ -191,7 +225,7 @@ def parse_options(options: Iterable[TextOption], given: Mapping[str, str | None]
 
 def parse_queue_options(given: Mapping[str, str | None]) -> dict[str, Any]:
     """The options of a queue as `create_queue` and `update` take them."""
-    found = parse_options((*QUEUE_OPTIONS, DURABILITY), given)
+    found = parse_options((*QUEUE_OPTIONS, DURABILITY, *STORAGE_OPTIONS), given)
     retention = {name.removeprefix(RETENTION): found.pop(name) for name in [*found] if name.startswith(RETENTION)}
     if found.get("dead_queue") == "":
         raise CommandFailed("--dead-queue is empty; name a queue, or use --no-dead-queue with update")

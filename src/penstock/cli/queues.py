@@ -14,7 +14,7 @@ from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
 from penstock.cli.failures import CommandFailed
-from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, option_parameters, parse_queue_options
+from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, STORAGE_OPTIONS, option_parameters, parse_queue_options
 from penstock.rules.options import OPTION_NAMES, Options, merged
 from penstock.rules.options import check_name as check_queue_name
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
@@ -23,12 +23,13 @@ group = typer.Typer(no_args_is_help=True, help="Create, list, change and delete 
 
 STATES = ("ready", "scheduled", "leased", "buried", "all")
 SIDES = ("lease", "produce", "both")
+AS_BROKER = "as the broker was opened"
 
 
 # -- queues ------------------------------------------------------------------------------------------
 
 
-@command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY))
+@command(group, "create", more=option_parameters(*QUEUE_OPTIONS, DURABILITY, *STORAGE_OPTIONS))
 def create(
     session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
@@ -174,8 +175,21 @@ def _described(info: QueueInfo) -> list[tuple[str, str]]:
         ("max items", text_output.format_number(info.max_items)),
         ("max bytes", text_output.format_size(info.max_bytes)),
         ("completed items", ", ".join(limit for limit in limits if limit) or "kept for ever"),
-        ("durability", info.durability or "as the broker was opened"),
+        ("durability", info.durability or AS_BROKER),
+        ("sync interval", text_output.format_duration(info.sync_interval) if info.sync_interval else "default"),
+        ("segment size", text_output.format_size(info.segment_bytes) if info.segment_bytes else AS_BROKER),
+        ("segment age", text_output.format_duration(info.segment_age) if info.segment_age else "default"),
+        ("compression", _described_compression(info)),
     ]
+
+
+def _described_compression(info: QueueInfo) -> str:
+    parts = [
+        AS_BROKER if info.compression is None else "on" if info.compression else "off",
+        f"level {info.compression_level}" if info.compression_level else "",
+        f"from {text_output.format_size(info.compression_min_bytes)} on" if info.compression_min_bytes else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 @command(group, "delete")
@@ -200,7 +214,7 @@ def delete(
 # -- options -----------------------------------------------------------------------------------------
 
 
-@command(group, "update", more=option_parameters(*QUEUE_OPTIONS, defaults=False))
+@command(group, "update", more=option_parameters(*QUEUE_OPTIONS, *STORAGE_OPTIONS, defaults=False))
 def update(
     session: CommandContext,
     queue: QueueArgument,
@@ -234,6 +248,30 @@ def resize(
     session.print_answer(
         text_output.queue_document(info), f"queue {queue} has {text_output.format_count(info.partitions, 'partition')}{waits}"
     )
+
+
+@command(group, "read-only")
+def read_only(
+    session: CommandContext,
+    queue: QueueArgument,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", help="The number of the partition.")],
+    off: Annotated[bool, typer.Option("--off", help="Let it take new items again.")] = False,
+) -> None:
+    """Drain a partition: it takes no new items, and those that it has are still leased. The others take over its keys.
+
+    The order of the items of a key does not change. A queue with one partition gets a new one.
+    """
+    with session.broker() as broker:
+        found = broker.queue(queue)
+        info = found.set_read_only(partition, not off)
+        counts = [one for one in found.stats().partitions if one.partition == partition]
+    left = sum(one.ready + one.scheduled + one.leased + one.moving for one in counts)
+    if off:
+        text = f"partition {partition} of queue {queue} takes new items"
+    else:
+        waits = f"; {text_output.format_count(left, 'item')} in it {'is' if left == 1 else 'are'} not resolved yet" if left else ""
+        text = f"partition {partition} of queue {queue} is read-only{waits}"
+    session.print_answer({**text_output.queue_document(info), "unresolved": left}, text)
 
 
 OnlyOption = Annotated[str, typer.Option("--only", metavar="|".join(SIDES), help="Which of the two operations.")]

@@ -92,10 +92,15 @@ class FrameEncoder:
 
     __slots__ = ("_compressor", "_incarnation", "_partition")
 
-    def __init__(self, incarnation: int, partition: int, compression: bool = True) -> None:
+    def __init__(self, incarnation: int, partition: int, compression: "Compression | bool" = True) -> None:
         self._incarnation = incarnation
         self._partition = partition
-        self._compressor = Compressor() if compression else None
+        self._compressor: Compressor | None = None
+        self.set_compression(compression if isinstance(compression, Compression) else Compression(compression))
+
+    def set_compression(self, compression: "Compression") -> None:
+        """Compress the following frames so. Another thread may be encoding a frame: that one is as before."""
+        self._compressor = Compressor(compression.level, compression.min_bytes) if compression.enabled else None
 
     def encode(self, draft: Draft, sequence: int, flags: int, vector: list[Buffer]) -> int:
         """Append the frame's pieces to `vector`, and return their size. A draft that is refused appends nothing."""
@@ -107,8 +112,9 @@ class FrameEncoder:
         )  # all are bytes now; a memoryview's length may count larger units
         if raw_bytes > MAX_BODY_BYTES:
             raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; split it into several frames")
-        if raw_bytes >= MIN_BODY_BYTES and self._compressor is not None:
-            packed = self._compressor.compress(body, raw_bytes)
+        compressor = self._compressor
+        if compressor is not None and raw_bytes >= compressor.min_bytes:
+            packed = compressor.compress(body, raw_bytes)
             if packed is not None:
                 body, stored_bytes, flags = [packed], len(packed), flags | ZSTD
         checksum = 0
@@ -176,25 +182,36 @@ def unpack_body(header: FrameHeader, stored: bytes) -> Frame:
 
 
 MIN_BODY_BYTES = 512
-"""Smaller bodies are never compressed: little could be saved."""
+"""Smaller bodies are not compressed unless asked: little could be saved."""
 SAMPLE_BYTES = 4096
 LEVEL = 1
 MAX_SKIPPED = 512
 """The most bodies stored without a try after repeated failures."""
 
 
+class Compression(NamedTuple):
+    """Whether and how bodies are compressed."""
+
+    enabled: bool = True
+    level: int = LEVEL
+    """Of zstd: higher is smaller and slower."""
+    min_bytes: int = MIN_BODY_BYTES
+    """Smaller bodies are stored as they are."""
+
+
 class Compressor:
     """Compresses bodies; tries less often while bodies do not get smaller."""
 
-    __slots__ = ("_failures", "_skip", "_zstd")
+    __slots__ = ("_failures", "_skip", "_zstd", "min_bytes")
 
-    def __init__(self) -> None:
-        self._zstd = zstd.ZstdCompressor(level=LEVEL)
+    def __init__(self, level: int = LEVEL, min_bytes: int = MIN_BODY_BYTES) -> None:
+        self.min_bytes = min_bytes
+        self._zstd = zstd.ZstdCompressor(level=level)
         self._failures = 0
         self._skip = 0
 
     def compress(self, parts: Sequence[bytes], size: int) -> bytes | None:
-        """A body of at least MIN_BODY_BYTES, compressed; None when it should be stored uncompressed."""
+        """A body of at least `min_bytes`, compressed; None when it should be stored uncompressed."""
         if self._skip:
             self._skip -= 1
             return None

@@ -235,6 +235,10 @@ class Log(ReadableLog, Protocol):
         """
         ...
 
+    def set_compression(self, enabled: bool | None, level: int | None, min_bytes: int | None) -> None:
+        """Compress the following frames so; None: as its store does, and as is the default."""
+        ...
+
     def publish(self) -> None:
         """Publish the synced position, so that readers in other processes see everything up to it."""
         ...

@@ -103,6 +103,9 @@ class MemoryLog:
     def force_sync(self) -> None:
         self.sync()
 
+    def set_compression(self, enabled: bool | None, level: int | None, min_bytes: int | None) -> None:
+        """Frames in memory are not compressed."""
+
     def publish(self) -> None:
         """No other process reads it."""
         self._check_ready()

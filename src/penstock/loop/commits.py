@@ -86,8 +86,7 @@ class CommitTracker(PartitionSet):
         if wants_close and not handle.wants_retention and handle.may_close(self.now):  # this turn did not use it
             self._start_io(handle, handle.close)
         elif handle.wants_publish:
-            handle.wants_publish = False
-            self._start_io(handle, partition.sync_and_publish)
+            self._start_io(handle, handle.take_publish_job())
         elif handle.wants_retention:
             handle.wants_retention = False
             self._start_io(handle, partition.apply_due_retention)

@@ -26,26 +26,25 @@ from penstock.loop.partition_reader import RetainedItems, read_retained
 from penstock.loop.recovery import elapsed_shift, replay
 from penstock.loop.retention import (
     DROPS_AT_ONCE,
-    LEAST_ROTATION_AGE,
     SEGMENT_AGE,
     DroppedBuried,
     FreeSpaceCheck,
     RetentionResult,
     RetentionSchedule,
     plan_retention,
-    rotation_age,
-    rotation_time,
     should_rotate_for_rewrite,
 )
+from penstock.loop.rotation import CLOSE_FRAMES, RotationPlan
 from penstock.loop.tally import Tally
 from penstock.rules import base, machine, summary
 from penstock.rules.commands import Answer, AskAgain, Command, Configure, Drop, Produce
 from penstock.rules.explain import Explanation, explain
+from penstock.rules.options import StorageOptions
 from penstock.rules.records import CallAnswered, Due, Leased, Lost, PassedOver, Produced, ProgressSet, Record
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.rules.state import MissingBlocks, State
 from penstock.rules.summary import Summary
-from penstock.words.clock import Clock, Moment
+from penstock.words.clock import MILLISECOND, Clock, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, StorageFailed
 from penstock.words.limits import MIB, Policy
 
@@ -53,8 +52,8 @@ DUE_ITEMS = 2_000
 """Items whose timers run in one turn; the rest waits for the next, so that other partitions are served in between."""
 CHECKPOINT_FRAMES, SOON_FRAMES = 5_000, 500
 """Frames after which a checkpoint is written (about 65 ms of replay), and after an opening that replayed many."""
-CLOSE_FRAMES = 2
-"""With no more frames than an opening writes, no checkpoint is written at closing, and age causes no rotation."""
+SYNC_INTERVAL = 200 * MILLISECOND
+"""In durability mode "interval", the time from a commit to its sync unless the queue says another."""
 FRAME_WORTH_BYTES = 50
 """Writing so many bytes of a checkpoint takes about as long as replaying one frame."""
 NOT_WRITTEN = 1 << 63
@@ -75,11 +74,14 @@ class Partition:
         *,
         segment_bytes: int = 128 * MIB,
         segment_age: int = SEGMENT_AGE,
+        storage: StorageOptions | None = None,
         min_free_bytes: int = 0,
         on_replayed: Callable[[], None] = lambda: None,
         queue: str = "",
     ) -> None:
-        """on_replayed: called when the log is replayed, before the opening is written and synced."""
+        """storage: the options of the queue; they come before the sizes, which are the broker's.
+        on_replayed: called when the log is replayed, before the opening is written and synced.
+        """
         self._queue = queue
         self.log = log
         self.state = State()
@@ -91,17 +93,17 @@ class Partition:
         """Number of records applied since it was opened, without replayed ones: a change shows activity."""
         self._clock = clock
         self._policy = policy.validate() if policy is not None else None
-        self._segment_bytes = segment_bytes
-        self._segment_age = segment_age
+        self.sync_interval = SYNC_INTERVAL
+        self._segment_defaults = (segment_bytes, segment_age)
+        self._rotation = RotationPlan(segment_bytes, segment_age)
+        self.configure_storage(storage or StorageOptions())
         self._free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
         """Buried items that retention deleted; the caller logs them and clears the list."""
         self.maintenance_error: StorageFailed | None = None
         """The error of rotation, checkpoint or retention, until the caller has logged it."""
         self._schedule = RetentionSchedule()
-        self._segment_room = self._segment_base = 0
         self._older_bytes = 0  # of all segments but the newest
-        self._segment_started = 0  # by elapsed time
         self._items = ItemCache(log)
         self._blocks = BlockCache(self._items)
         self._staged: list[Record] = []  # decided and applied, not yet appended
@@ -138,7 +140,8 @@ class Partition:
             self._rotate()
         else:
             newest = self.log.newest()
-            self._plan_rotation(0, newest.base_offset, newest.first_elapsed if newest.size_bytes else self._turn.elapsed)
+            started = newest.first_elapsed if newest.size_bytes else self._turn.elapsed
+            self._rotation.begin(newest.base_offset, started, self.log.segment_bytes)
         if not self.gaps:  # after damage the records may not fit: their holders will be refused
             now = self._turn
             for _, records, then in unwritten:  # at their own time: deadlines count from it
@@ -311,17 +314,7 @@ class Partition:
     @property
     def is_full(self) -> bool:
         """Whether the newest segment is full or old, so that a new one begins."""
-        if self._segment_room <= 0:
-            return True
-        if self._turn.elapsed < self._segment_started + min(self._segment_age, LEAST_ROTATION_AGE):
-            return False
-        if self.state.next_offset > self._segment_base:
-            age = rotation_age(self.state.policy.retention, self._segment_age)
-        elif self._unreplayed > CLOSE_FRAMES:
-            age = self._segment_age
-        else:
-            return False  # almost empty
-        return self._turn.elapsed >= self._segment_started + age
+        return self._rotation.is_full(self.state, self._turn.elapsed, self._unreplayed)
 
     def commit(self) -> None:
         """Write everything run so far: durable when this returns, except leases. Raises when the turn was undone."""
@@ -361,13 +354,24 @@ class Partition:
         if full or self._unreplayed > CHECKPOINT_FRAMES:
             self._maintain(self._rotate_and_retain if full else self._checkpoint)
 
-    def sync_and_publish(self) -> None:
+    def configure_storage(self, options: StorageOptions) -> None:
+        """Write the log by these options from now on. Any thread may call it."""
+        self.sync_interval = options.sync_interval or SYNC_INTERVAL
+        size, age = self._segment_defaults
+        self._rotation.set_limits(options.segment_bytes or size, options.segment_age or age)
+        self.log.set_compression(options.compression, options.compression_level, options.compression_min_bytes)
+
+    def publish(self) -> None:
+        """Commit, and publish what was synced as the durability mode says; mode "interval" waits for its fsync."""
+        self.sync_and_publish(force=False)
+
+    def sync_and_publish(self, *, force: bool = True) -> None:
         """Commit, sync what was not synced yet, and publish the position up to which readers may read."""
         self.commit()
         if self.failed:
             return  # the turn is stored; maintenance failed
         try:
-            if self.log.durability == "interval":
+            if force and self.log.durability == "interval":
                 self.tally.time_sync(self._clock, self.log.force_sync)
             else:
                 self.log.sync()
@@ -434,7 +438,7 @@ class Partition:
                 self.reopen()
             self._schedule.postpone(self.now().elapsed, self.state.policy.retention)
         except InvalidRequest:  # the state is too large for one frame: stay in this segment
-            self._plan_rotation(self._segment_bytes, self._segment_base, self._turn.elapsed)
+            self._rotation.postpone(self._turn.elapsed, self.log.segment_bytes)
             self._schedule.postpone(self._turn.elapsed, self.state.policy.retention)
         except BaseException:  # an interrupt: the rotation may be unfinished
             self.failed = True
@@ -481,7 +485,7 @@ class Partition:
         size = self.log.append(drafts)
         group = (self.log.sequence, staged, self._turn)
         self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
-        self._segment_room -= size
+        self._rotation.note_written(size)
         self.tally.written += size
         self._free_space.used(size)
         self._unreplayed += len(drafts)
@@ -513,12 +517,7 @@ class Partition:
         self._older_bytes += full
         self._clear_unsynced()
         self._unreplayed = 0
-        self._plan_rotation(len(body), state.next_offset, self._turn.elapsed)
-
-    def _plan_rotation(self, base_bytes: int, offset: int, started: int) -> None:
-        """Note the first offset and the start time of the newest segment, and how much may still be written to it."""
-        self._segment_room = max(self._segment_bytes, 4 * base_bytes) - self.log.segment_bytes
-        self._segment_base, self._segment_started = offset, started
+        self._rotation.begin(state.next_offset, self._turn.elapsed, self.log.segment_bytes, len(body))
 
     # -- retention -----------------------------------------------------------------------------------
 
@@ -560,10 +559,7 @@ class Partition:
             return None
         if state.dropped.total == state.next_offset and self.log.first_offset == state.next_offset:
             return None
-        return self._schedule.next(retention, self._rotate_at(), self.records_applied)
-
-    def _rotate_at(self) -> int | None:
-        return rotation_time(self.state, self._segment_base, self._segment_started, self._segment_age)
+        return self._schedule.next(retention, self._rotation.due_at(state), self.records_applied)
 
     def apply_due_retention(self) -> None:
         """Commit, then close the newest segment if it is old and delete old items. The commit stays if that fails."""
@@ -572,7 +568,7 @@ class Partition:
             self._maintain(self._retain_due)
 
     def _retain_due(self) -> None:
-        now, rotate_at = self.now().elapsed, self._rotate_at()
+        now, rotate_at = self.now().elapsed, self._rotation.due_at(self.state)
         if (rotate_at is not None and rotate_at <= now) or should_rotate_for_rewrite(self.log.segments(), self.state, now):
             self._rotate()
         self._retain(drops=DROPS_AT_ONCE)

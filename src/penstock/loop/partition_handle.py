@@ -17,6 +17,7 @@ from penstock.loop.requests import Request
 from penstock.loop.tally import Tally
 from penstock.rules.calls import CallMemory
 from penstock.rules.commands import Pause
+from penstock.rules.options import StorageOptions
 from penstock.rules.state import State
 from penstock.rules.summary import Summary
 from penstock.words.clock import MILLISECOND, SECOND, Clock
@@ -27,7 +28,7 @@ LAST_WAIT = 5 * SECOND
 GROWTH = 1.5
 JITTER = 0.2
 PUBLISH_AFTER = 200 * MILLISECOND
-"""Time from a commit to its sync and publishing. In durability mode "interval", a power cut may lose so much."""
+"""Time from a commit to its publishing for readers in other processes."""
 SLOW_AFTER = 500 * MILLISECOND
 """A partition in I/O for longer is slow."""
 OPENING_SLOW_AFTER = 5 * SECOND
@@ -99,7 +100,8 @@ class PartitionHandle:
         self.read_error: PenstockError | None = None
         """Why leased items could not be read: it counts as failing after the commit of this turn."""
         self.wants_publish = False
-        """Whether it is synced and published at the end of this turn."""
+        """Whether it is published, and perhaps fsynced, at the end of this turn."""
+        self._wants_sync = False
         self.wants_close = False
         """Whether it is closed at the end of this turn, if the turn does not use it."""
         self.was_opened = False
@@ -131,6 +133,10 @@ class PartitionHandle:
         self._failures = 0
         self._retry_at = 0
         self._publish_at: int | None = None
+        self._sync_at: int | None = None
+        """In durability mode "interval": when to fsync."""
+        self._published = self._fsynced = -1
+        """The last sequences of the log when it was published and, in mode "interval", fsynced by those plans."""
         self._records_seen = -1
         self._idle_since = 0
         self._idle_records = -1
@@ -339,8 +345,13 @@ class PartitionHandle:
             self.fail(error)
             return
         self._failures = 0
-        if self._publish_at is None and partition is not None and (partition.log.durability != "fsync" or partition.log.unsynced):
+        if partition is None:
+            return
+        log = partition.log
+        if self._publish_at is None and (log.unsynced or (log.durability != "fsync" and log.sequence != self._published)):
             self._publish_at = self._clock.read().elapsed + PUBLISH_AFTER
+        if self._sync_at is None and log.durability == "interval" and log.sequence != self._fsynced:
+            self._sync_at = self._clock.read().elapsed + partition.sync_interval
 
     def undo(self, error: PenstockError) -> None:
         """Reopen it from what is committed, because a turn was interrupted before its commit."""
@@ -379,12 +390,38 @@ class PartitionHandle:
         """Whether it is failing and its back-off is over."""
         return self.error is not None and not self.in_io and now >= self._retry_at
 
-    def take_due_publish(self, now: int) -> bool:
-        """Whether it is time to sync and publish; the plan is removed if so."""
-        if self._publish_at is None or now < self._publish_at:
-            return False
-        self._publish_at = None
-        return True
+    def plan_due_publish(self, now: int) -> None:
+        """Set `wants_publish` if it is time to publish, and remove the plan."""
+        self._wants_sync = self._wants_sync or (self._sync_at is not None and now >= self._sync_at)
+        if self._wants_sync or (self._publish_at is not None and now >= self._publish_at):
+            self.wants_publish = True
+            self._publish_at = None
+            if self._wants_sync:
+                self._sync_at = None
+
+    def take_publish_job(self) -> Callable[[], None]:
+        """The job that `wants_publish` stands for."""
+        wants_sync, self.wants_publish, self._wants_sync = self._wants_sync, False, False
+        return self._sync_and_publish if wants_sync else self._publish
+
+    def _publish(self) -> None:
+        partition = self.partition
+        assert partition is not None
+        partition.publish()
+        self._published = partition.log.sequence
+
+    def _sync_and_publish(self) -> None:
+        partition = self.partition
+        assert partition is not None
+        partition.sync_and_publish()
+        self._published = self._fsynced = partition.log.sequence
+
+    def configure_storage(self, options: StorageOptions) -> None:
+        """Write its log by these options from now on."""
+        if self.partition is not None:
+            self.partition.configure_storage(options)
+            if self._sync_at is not None:
+                self._sync_at = min(self._sync_at, self._clock.read().elapsed + self.partition.sync_interval)
 
     def is_due_for_retention(self) -> bool:
         """Whether it is time for retention to run."""
@@ -420,8 +457,9 @@ class PartitionHandle:
         retention = partition.next_retention()
         if retention is not None:
             wait = min(wait, retention - moment.elapsed)
-        if self._publish_at is not None:
-            wait = min(wait, self._publish_at - now)
+        for planned in (self._publish_at, self._sync_at):
+            if planned is not None:
+                wait = min(wait, planned - now)
         for when in self.transfers_under_way.values():
             if when < 0:
                 wait = min(wait, -when - now)
@@ -475,6 +513,7 @@ class PartitionHandle:
         self.summary = self.partition.summary()
         self._calls_at_closing = self.partition.state.calls
         self._idle_records = -1
+        self._sync_at = None  # closing fsyncs
         partition, self.partition = self.partition, None
         partition.close()
 

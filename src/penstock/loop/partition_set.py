@@ -13,6 +13,7 @@ from penstock.loop.requests import Request
 from penstock.loop.retention import unresolved_bytes
 from penstock.rules.calls import RememberedAnswer, check_age
 from penstock.rules.commands import Answer, Command, Configure, Pause, PutCursor
+from penstock.rules.options import StorageOptions
 from penstock.rules.slots import SlotMap
 from penstock.rules.summary import Summary
 from penstock.words.clock import Clock
@@ -49,6 +50,7 @@ class PartitionSet:
         """Earlier slot maps, newest first: chunks of an unfinished write may have been divided by them."""
         self.read_only: Sequence[int] = ()
         self.policy: Policy | None = None
+        self.storage = StorageOptions()
         self.now = 0
         """The elapsed time at the start of the turn."""
         self.wants_turn = False
@@ -115,8 +117,15 @@ class PartitionSet:
             self.to_open[handle.number] = handle
             self.wants_turn = True
 
+    def set_storage(self, options: StorageOptions) -> None:
+        """Write the logs of all partitions by these options from now on."""
+        self.storage = options
+        for handle in self.handles.values():
+            handle.configure_storage(options)
+
     def apply_queue_settings(self, handle: PartitionHandle, *, new: bool = False) -> None:
-        """Apply the queue's policy, pause and cursors to a partition that is new or has recovered."""
+        """Apply the queue's options, pause and cursors to a partition that is new or has recovered."""
+        handle.configure_storage(self.storage)
         others = [other.state for other in self.usable() if other is not handle]
         with suppress(PenstockError):  # the commit reports the error
             if self.policy is not None:

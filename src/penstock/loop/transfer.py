@@ -231,7 +231,7 @@ class TransferStep:
         burials, ats = handle.state.burials, None
         if batch.ats is not None and incarnation != self._partitions.incarnation:
             ats = [0 if offset in burials else at for offset, at in zip(_offsets(items), batch.ats, strict=True)]
-        return msgspec.structs.replace(batch, ats=ats, dedups=None, ttls=ttls, origins=packed)
+        return msgspec.structs.replace(batch, ats=ats, dedups=None, dedup_windows=None, ttls=ttls, origins=packed)
 
     def _origin(self, handle: PartitionHandle, offset: int, key: int, produced_at: int, packed: bytes | None, incarnation: int) -> Origin:
         """The origin of an item that is sent: where it was, why it was buried, and where a key is parked for it."""

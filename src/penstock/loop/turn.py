@@ -302,8 +302,7 @@ class QueueEngine(CommitTracker):
                     handle.wants_close = True
             if not handle.fences_ready:
                 self.resize_step.restore_fences(handle)
-            if handle.take_due_publish(now):
-                handle.wants_publish = True
+            handle.plan_due_publish(now)
             handle.wants_retention = not handle.wants_publish and handle.is_due_for_retention()
             try:
                 self._extend_held(handle)

@@ -1,25 +1,42 @@
 """The options of a queue.
 
-Owns: `Options`, `merged` (options with changes, under the names that callers use), `changed_options` (differences as
-text), and the rule for queue names (`check_name`).
+Owns: `Options`, `StorageOptions` (those of them that say how the log of a partition is written), `merged` (options with
+changes, under the names that callers use), `changed_options` (differences as text), and the rule for queue names
+(`check_name`).
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import Policy, Retention, check_range
+from penstock.words.limits import (
+    MAX_COMPRESSION_LEVEL,
+    MAX_COMPRESSION_MIN_BYTES,
+    MAX_SEGMENT_AGE,
+    MAX_SEGMENT_BYTES,
+    MAX_SYNC_INTERVAL,
+    MIN_SEGMENT_AGE,
+    MIN_SEGMENT_BYTES,
+    MIN_SYNC_INTERVAL,
+    Policy,
+    Retention,
+    check_range,
+)
 
 MAX_QUEUE_NAME = 200
 MOST = 1 << 60
 DURABILITIES = ("", "fsync", "interval", "os")
+COMPRESSIONS = ("", "on", "off")
 _ALPHANUMERIC = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789")
 _IN_A_NAME = _ALPHANUMERIC | frozenset("._-")
-_DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window")
-_OFF_AT_ZERO = ("ttl", "priority_aging", "max_items", "max_bytes")
+_DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window", "sync_interval", "segment_age")
+_NONE_AT_ZERO = (
+    *("ttl", "priority_aging", "max_items", "max_bytes"),
+    *("sync_interval", "segment_bytes", "segment_age", "compression_level", "compression_min_bytes"),
+)
 
 
 def check_name(name: object) -> str:
@@ -30,8 +47,24 @@ def check_name(name: object) -> str:
     return name
 
 
+class StorageOptions(NamedTuple):
+    """How the log of a partition is written. None: as the broker, or the default."""
+
+    sync_interval: int | None = None
+    """Microseconds."""
+    segment_bytes: int | None = None
+    segment_age: int | None = None
+    """Microseconds."""
+    compression: bool | None = None
+    compression_level: int | None = None
+    compression_min_bytes: int | None = None
+
+
 class Options(msgspec.Struct, frozen=True, array_like=True):
-    """The options of a queue, except its partitions. 0 and "" switch an option off."""
+    """The options of a queue, except its partitions. 0 and "" switch an option off.
+
+    They are stored as an array: new fields go to the end, with a default.
+    """
 
     policy: Policy = Policy()
     dead_queue: str = ""
@@ -39,6 +72,26 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
     max_bytes: int = 0
     durability: Literal["", "fsync", "interval", "os"] = ""
     """"": the broker's durability."""
+    sync_interval: int = 0
+    """In durability mode "interval"; 0: the default. Microseconds, as `segment_age`."""
+    segment_bytes: int = 0
+    """0: the broker's."""
+    segment_age: int = 0
+    compression: Literal["", "on", "off"] = ""
+    """"": the broker's."""
+    compression_level: int = 0
+    compression_min_bytes: int = 0
+
+    @property
+    def storage(self) -> StorageOptions:
+        return StorageOptions(
+            self.sync_interval or None,
+            self.segment_bytes or None,
+            self.segment_age or None,
+            self.compression == "on" if self.compression else None,
+            self.compression_level or None,
+            self.compression_min_bytes or None,
+        )
 
     def validate(self) -> "Options":
         """Return self. Raises InvalidRequest with the first invalid option."""
@@ -49,9 +102,26 @@ class Options(msgspec.Struct, frozen=True, array_like=True):
         check_range("max_bytes", self.max_bytes, 0, MOST)
         if self.durability not in DURABILITIES:
             raise InvalidRequest(f"durability is {self.durability!r}; use 'fsync', 'interval' or 'os', or leave it to the broker")
+        self._validate_storage()
         return self
 
+    def _validate_storage(self) -> None:
+        if self.sync_interval and self.durability not in ("", "interval"):
+            raise InvalidRequest(f"sync_interval has no effect with durability {self.durability!r}; leave it out, or use 'interval'")
+        if self.compression not in COMPRESSIONS:
+            raise InvalidRequest(f"compression is {self.compression!r}; use 'on' or 'off', or leave it to the broker")
+        for name, low, high in _STORAGE_LIMITS:
+            if getattr(self, name) != 0:
+                check_range(name, getattr(self, name), low, high)
 
+
+_STORAGE_LIMITS = (
+    ("sync_interval", MIN_SYNC_INTERVAL, MAX_SYNC_INTERVAL),
+    ("segment_bytes", MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES),
+    ("segment_age", MIN_SEGMENT_AGE, MAX_SEGMENT_AGE),
+    ("compression_level", 1, MAX_COMPRESSION_LEVEL),
+    ("compression_min_bytes", 1, MAX_COMPRESSION_MIN_BYTES),
+)
 OPTION_NAMES = (*Policy.__struct_fields__, *(name for name in Options.__struct_fields__ if name != "policy"))
 """The names that callers use: those of the policy's fields are among the others."""
 
@@ -84,7 +154,7 @@ def _texts(options: Options) -> dict[str, str]:
 
 
 def _text(name: str, value: object) -> str:
-    if value == "" or (value == 0 and name in _OFF_AT_ZERO):
+    if value == "" or (value == 0 and name in _NONE_AT_ZERO):
         return "none"
     return f"{value / SECOND:g}s" if name in _DURATIONS and isinstance(value, int) else str(value)
 

@@ -108,7 +108,7 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     if batch.ttls is not None or state.policy.ttl:
         _schedule_ttl(state, batch, base, now)
     if batch.dedups is not None:
-        state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window)
+        state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window, batch.dedup_windows)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.calls:
         answer = RememberedAnswer(base, len(batch), record.ids, indexes=record.indexes)

@@ -3,8 +3,9 @@
 Owns: `DedupIds`. A dedup id is a 16-byte digest. Its first two bytes choose a bucket, in which it takes 30 bytes: the
 rest of the digest, the offset of the first item produced with it (the item's number, words/ids.py, if that is in
 another partition), the deadline. The entries of a bucket are in the order in which they were added. Expired ones are
-deleted from its front whenever the bucket is used, and from all buckets when there are too many (`limit`). A million
-ids take about 35 MB; a lookup searches a few hundred bytes.
+deleted from its front whenever the bucket is used; behind others that last longer, each time the bucket has doubled;
+and from all buckets when there are too many (`limit`). A million ids take about 35 MB; a lookup searches a few hundred
+bytes.
 """
 
 import struct
@@ -13,16 +14,20 @@ from collections.abc import Iterator, Sequence
 _REST = struct.Struct("<14sQq")
 _VALUES = struct.Struct("<Qq")
 _NAME_BYTES = 14
+_CLEANED_BYTES = 64 * _REST.size
+"""Smaller buckets are not searched for expired entries behind others."""
 
 
 class DedupIds:
     """Offsets by 16-byte id, each until its deadline."""
 
-    __slots__ = ("_buckets", "_none_expires_before", "total")
+    __slots__ = ("_buckets", "_clean_at", "_none_expires_before", "total")
 
     def __init__(self) -> None:
         self._buckets: dict[bytes, bytearray] = {}
         self.total = 0
+        self._clean_at: dict[bytes, int] = {}
+        """The size at which a bucket is next searched for expired entries, of those that were."""
         self._none_expires_before = 0
         """No entry has an earlier deadline; 0: unknown."""
 
@@ -51,16 +56,21 @@ class DedupIds:
             at += 1
         return None
 
-    def put_all(self, names: Sequence[bytes | None], base: int, now: int, span: int) -> None:
-        """Remember the ids of items from offset `base` on until now + span. Deletes expired ones of their buckets."""
-        deadline = now + span
-        for offset, name in enumerate(names, base):
+    def put_all(self, names: Sequence[bytes | None], base: int, now: int, span: int, spans: Sequence[int] | None = None) -> None:
+        """Remember the ids of items from offset `base` on until now + span. Deletes expired ones of their buckets.
+
+        spans: the span of each item; 0 is `span`.
+        """
+        for index, name in enumerate(names):
             if name is not None:
                 bucket = self._buckets.get(name[:2])
                 if bucket:
                     self._trim(bucket, now)
-                self._add(name, deadline, offset)
-        self._none_expires_before = min(self._none_expires_before, deadline)
+                    if len(bucket) >= _CLEANED_BYTES and len(bucket) >= self._clean_at.get(name[:2], 0):
+                        self._clean(name[:2], bucket, now)
+                self._add(name, now + (spans[index] or span if spans is not None else span), base + index)
+        shortest = span if spans is None else min((one for one in spans if one), default=span)
+        self._none_expires_before = min(self._none_expires_before, now + min(span, shortest))
 
     def restore(self, name: bytes, deadline: int, offset: int) -> None:
         """Add an entry of `live`; call it in the order of `live`."""
@@ -82,6 +92,13 @@ class DedupIds:
             del bucket[:expired]
             self.total -= expired // _REST.size
 
+    def _clean(self, first: bytes, bucket: bytearray, now: int) -> None:
+        """Delete expired entries everywhere in a bucket, and plan the next time."""
+        kept = b"".join(_REST.pack(*entry) for entry in _REST.iter_unpack(bucket) if entry[2] > now)
+        self.total -= (len(bucket) - len(kept)) // _REST.size
+        bucket[:] = kept
+        self._clean_at[first] = 2 * max(len(kept), _CLEANED_BYTES)
+
     def limit(self, most: int, now: int) -> None:
         """Delete expired ids if there are an eighth more than `most`: so seldom that the cost per id is small."""
         if self.total > most + most // 8 and now >= self._none_expires_before:
@@ -91,6 +108,7 @@ class DedupIds:
         """Delete all expired ids."""
         kept = self.live(now)
         self._buckets.clear()
+        self._clean_at.clear()
         self.total = 0
         self._none_expires_before = kept[0][1] if kept else 0
         for name, deadline, offset in kept:

@@ -24,8 +24,12 @@ from penstock.words.quantities import parse_duration, parse_size
 _log = logging.getLogger("penstock")
 NONE = "none"
 """In a file: no value, for options that may have none."""
-_DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window")
-_MAY_BE_NONE = ("ttl", "priority_aging", "max_items", "max_bytes", "dead_queue", "durability")
+_DURATIONS = ("lease_timeout", "ttl", "priority_aging", "dedup_window", "sync_interval", "segment_age")
+_SIZES = ("max_bytes", "segment_bytes", "compression_min_bytes")
+_MAY_BE_NONE = (
+    *("ttl", "priority_aging", "max_items", "max_bytes", "dead_queue", "durability", "sync_interval"),
+    *("segment_bytes", "segment_age", "compression", "compression_level", "compression_min_bytes"),
+)
 ENTRIES = ("partitions", "resize", *OPTION_NAMES)
 """What the table of a queue may have."""
 Change: TypeAlias = Literal["create", "update", "resize", "keep"]
@@ -113,7 +117,7 @@ def _read_number(name: str, value: Any, field: str) -> Any:
         return value
     if field in _DURATIONS or field == "max_age":
         return parse_duration(value, name)
-    return parse_size(value, name) if field == "max_bytes" else value
+    return parse_size(value, name) if field in _SIZES else value
 
 
 # -- the broker --------------------------------------------------------------------------------------

@@ -330,6 +330,8 @@ class CursorReply(ReplyShape):
     name: str
     offsets: PartitionOffsets
     """The next offset to read, by partition."""
+    lag: int
+    """Items that are kept and that it has not read."""
 
 
 class CursorsReply(ReplyShape):

@@ -166,7 +166,7 @@ ROUTES = (
         gives_arrow=True,
     ),
     Route("/v1/log.offsets", item_handlers.log_offsets, json_items.LogOffsetsBody, json_items.LogOffsetsReply, (FindOffsets,)),
-    Route("/v1/cursors.list", queue_handlers.list_cursors, json_queues.QueueBody, json_admin.CursorsReply, (ListCursors,)),
+    Route("/v1/cursors.list", queue_handlers.list_cursors, json_queues.QueueBody, json_admin.CursorsReply, (ListCursors, FindOffsets)),
     Route("/v1/cursors.move", queue_handlers.move_cursor, json_admin.MoveCursorBody, json_admin.EmptyReply, (MoveCursor,)),
     Route("/v1/cursors.release", queue_handlers.release_cursor, json_admin.CursorBody, json_admin.EmptyReply, (ReleaseCursor,)),
     Route("/v1/broker.info", queue_handlers.broker_info, json_admin.NothingBody, json_admin.BrokerReply, (DescribeOwner,)),

@@ -60,6 +60,7 @@ I = TypeVar("I", bound="ItemReply")  # noqa: E741
 class ItemBody(RequestShape, gc=False, kw_only=True):
     """An item to be produced. Without `bytes` and `utf8` its payload is empty."""
 
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": [*one_given("dedup_id"), {"properties": {"dedup_window": {"type": "null"}}}]}
     bytes: Base64 | None = None
     """The payload. Counts when `utf8` is given too, unless it is empty."""
     utf8: str | None = None
@@ -85,6 +86,8 @@ class ItemBody(RequestShape, gc=False, kw_only=True):
     """Buried when it has waited this long."""
     dedup_id: Name | None = None
     """A later item with the same key and id is not added while the queue remembers the first."""
+    dedup_window: Lifetime | None = None
+    """How long the queue remembers the dedup_id, if not for its own window. Only with a dedup_id."""
 
 
 ItemBodies = Annotated[list[ItemBody], Meta(min_length=1, max_length=MAX_BATCH_ITEMS)]
@@ -134,6 +137,7 @@ def to_batch(items: Sequence[ItemBody]) -> Batch:
         convert_column(_instant, [item.enqueue_at for item in items], 0),
         convert_column(_ttl, [item.ttl for item in items], 0),
         dedup_digests(keys, convert_column(_dedup, [item.dedup_id for item in items])),
+        dedup_windows=convert_column(_dedup_window, [item.dedup_window for item in items], 0),
     )
 
 
@@ -154,6 +158,7 @@ def _single_item(item: ItemBody) -> Batch:
         None if item.enqueue_at is None else [_instant(item.enqueue_at)],
         None if item.ttl is None else [_ttl(item.ttl)],
         None if item.dedup_id is None else dedup_digests([key], [_dedup(item.dedup_id)]),
+        dedup_windows=None if item.dedup_window is None else [_dedup_window(item.dedup_window)],
     )
 
 
@@ -198,6 +203,10 @@ def _dedup(name: str) -> bytes:
     if len(found) > MAX_NAME_BYTES:
         raise InvalidRequest(f"the dedup_id has {len(found)} bytes; give at most {MAX_NAME_BYTES}")
     return found
+
+
+def _dedup_window(window: str | float) -> int:
+    return to_microseconds(window, "the dedup_window", low=1)
 
 
 def problem_of(error: PenstockError) -> Problem:

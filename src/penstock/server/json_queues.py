@@ -6,13 +6,14 @@ document.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
 from penstock.reports import PartitionStats, QueueDescription, QueueStats
 from penstock.rules.options import MOST
 from penstock.server.json_values import (
+    DurationText,
     LeaseTime,
     Lifetime,
     Limit,
@@ -28,11 +29,27 @@ from penstock.server.json_values import (
     to_microseconds,
 )
 from penstock.words import values
+from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_ATTEMPTS
+from penstock.words.limits import (
+    MAX_ATTEMPTS,
+    MAX_COMPRESSION_LEVEL,
+    MAX_COMPRESSION_MIN_BYTES,
+    MAX_SEGMENT_AGE,
+    MAX_SEGMENT_BYTES,
+    MAX_SYNC_INTERVAL,
+    MIN_SEGMENT_AGE,
+    MIN_SEGMENT_BYTES,
+    MIN_SYNC_INTERVAL,
+)
 
 OnBury = Literal["release", "park"]
 Durability = Literal["fsync", "interval", "os"]
+SyncInterval: TypeAlias = DurationText | Annotated[float, Meta(ge=MIN_SYNC_INTERVAL / SECOND, le=MAX_SYNC_INTERVAL / SECOND)]
+SegmentAge: TypeAlias = DurationText | Annotated[float, Meta(ge=MIN_SEGMENT_AGE / SECOND, le=MAX_SEGMENT_AGE / SECOND)]
+SegmentSize: TypeAlias = Annotated[int, Meta(ge=MIN_SEGMENT_BYTES, le=MAX_SEGMENT_BYTES)]
+CompressionLevel: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COMPRESSION_LEVEL)]
+CompressedSize: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COMPRESSION_MIN_BYTES)]
 Amount = Annotated[int, Meta(ge=0, le=MOST)]
 
 # -- queues ------------------------------------------------------------------------------------------
@@ -84,6 +101,18 @@ class OptionsBody(QueueBody):
     """As `max_items`, but for the size of those items."""
     durability: Durability | UnsetType | None = UNSET
     """When a write counts as stored; as the broker for null. It cannot be changed later."""
+    sync_interval: SyncInterval | UnsetType | None = UNSET
+    """With durability `interval`, the longest time until what was answered is on disk; 200ms for null."""
+    segment_bytes: SegmentSize | UnsetType | None = UNSET
+    """The size at which a log file is closed and the next one begun; as the broker for null."""
+    segment_age: SegmentAge | UnsetType | None = UNSET
+    """The age at which a log file is closed; 1 day for null."""
+    compression: bool | UnsetType | None = UNSET
+    """Whether items are compressed where that saves space; as the broker for null."""
+    compression_level: CompressionLevel | UnsetType | None = UNSET
+    """The level of zstd: 1 is the quickest, 19 makes the smallest files; 1 for null."""
+    compression_min_bytes: CompressedSize | UnsetType | None = UNSET
+    """Items that are written together are compressed if they have so many bytes; 512 for null."""
 
 
 class CreateBody(OptionsBody):
@@ -153,6 +182,12 @@ class QueueReply(ReplyShape, kw_only=True):
     max_items: int | None = None
     max_bytes: int | None = None
     durability: Durability | None = None
+    sync_interval: str | None = None
+    segment_bytes: int | None = None
+    segment_age: str | None = None
+    compression: bool | None = None
+    compression_level: int | None = None
+    compression_min_bytes: int | None = None
 
 
 class QueuesReply(ReplyShape):
@@ -182,6 +217,17 @@ def to_options(body: OptionsBody) -> dict[str, Any]:
     for name, missing in (("dead_queue", ""), ("max_items", 0), ("max_bytes", 0), ("durability", "")):
         if (given := getattr(body, name)) is not UNSET:
             found[name] = given or missing
+    for name, low, high in (
+        ("sync_interval", MIN_SYNC_INTERVAL, MAX_SYNC_INTERVAL),
+        ("segment_age", MIN_SEGMENT_AGE, MAX_SEGMENT_AGE),
+    ):
+        if (given := getattr(body, name)) is not UNSET:
+            found[name] = 0 if given is None else to_microseconds(given, name, low, high)
+    if body.compression is not UNSET:
+        found["compression"] = "" if body.compression is None else "on" if body.compression else "off"
+    for name in ("segment_bytes", "compression_level", "compression_min_bytes"):
+        if (given := getattr(body, name)) is not UNSET:
+            found[name] = given or 0
     for name in ("max_attempts", "on_bury"):
         if (given := getattr(body, name)) is not UNSET:
             found[name] = given
@@ -189,7 +235,7 @@ def to_options(body: OptionsBody) -> dict[str, Any]:
 
 
 def queue_reply(found: QueueDescription) -> QueueReply:
-    options, policy = found.options, found.options.policy
+    options, policy, storage = found.options, found.options.policy, found.options.storage
     kept = policy.retention
     states = {**dict.fromkeys(found.active, "active"), **dict.fromkeys(found.retired, "retired")}
     states |= dict.fromkeys(found.read_only, "read_only")
@@ -210,6 +256,12 @@ def queue_reply(found: QueueDescription) -> QueueReply:
         max_items=options.max_items or None,
         max_bytes=options.max_bytes or None,
         durability=options.durability or None,
+        sync_interval=format_duration(options.sync_interval) if options.sync_interval else None,
+        segment_bytes=storage.segment_bytes,
+        segment_age=format_duration(options.segment_age) if options.segment_age else None,
+        compression=storage.compression,
+        compression_level=storage.compression_level,
+        compression_min_bytes=storage.compression_min_bytes,
     )
 
 

@@ -45,12 +45,12 @@ def _shown(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
-_DurationText: TypeAlias = Annotated[str, _shown(pattern=f"^{_DURATION}$", examples=["30s"])]
-Wait: TypeAlias = _DurationText | Annotated[float, Meta(ge=0, le=MAX_WAIT / SECOND)]
+DurationText: TypeAlias = Annotated[str, _shown(pattern=f"^{_DURATION}$", examples=["30s"])]
+Wait: TypeAlias = DurationText | Annotated[float, Meta(ge=0, le=MAX_WAIT / SECOND)]
 """How long a call may wait."""
-LeaseTime: TypeAlias = _DurationText | Annotated[float, Meta(ge=MIN_LEASE_TIMEOUT / SECOND, le=MAX_LEASE_TIMEOUT / SECOND)]
-Span: TypeAlias = _DurationText | Annotated[float, Meta(ge=0, le=MAX_DELAY / SECOND)]
-Lifetime: TypeAlias = _DurationText | Annotated[float, Meta(gt=0, le=MAX_DELAY / SECOND)]
+LeaseTime: TypeAlias = DurationText | Annotated[float, Meta(ge=MIN_LEASE_TIMEOUT / SECOND, le=MAX_LEASE_TIMEOUT / SECOND)]
+Span: TypeAlias = DurationText | Annotated[float, Meta(ge=0, le=MAX_DELAY / SECOND)]
+Lifetime: TypeAlias = DurationText | Annotated[float, Meta(gt=0, le=MAX_DELAY / SECOND)]
 """A duration that cannot be 0."""
 Time: TypeAlias = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": f"^{_TIME}$"})]
 Base64: TypeAlias = Annotated[bytes, _shown(pattern=_BASE64)]

@@ -58,7 +58,7 @@ _SUMMARY = """A durable, partitioned work queue. Every request is a POST of a JS
 and a standard status. Bodies may be compressed (Content-Encoding: {encodings}). A request id, as the field `request_id` or
 the header Idempotency-Key, makes a request safe to repeat."""
 _ARROW_BODY = """The items may be sent as an Arrow stream, too, with the columns payload, key, headers, kind, encoding, reference, priority,
-at, ttl and dedup. The fields queue_name, request_id and request_timeout are in the query string then."""
+at, ttl, dedup and dedup_window. The fields queue_name, request_id and request_timeout are in the query string then."""
 
 
 def document_reply(needs_key: bool) -> Reply:

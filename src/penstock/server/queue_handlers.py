@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from penstock.api import arguments
 from penstock.api._async.broker import AsyncBroker
+from penstock.api.cursor_lags import cursor_lags
 from penstock.api.homes import AsyncHome
 from penstock.operations import (
     ClearItems,
@@ -21,6 +22,7 @@ from penstock.operations import (
     DescribeOwner,
     EnsureQueue,
     ExplainItem,
+    FindOffsets,
     FindQueue,
     ListCursors,
     ListHeldKeys,
@@ -270,7 +272,10 @@ async def release_key(call: JsonCall, body: KeyBody) -> CountReply:
 async def list_cursors(call: JsonCall, body: QueueBody) -> CursorsReply:
     """List the cursors of a queue: durable positions for reading its log."""
     found = await call.on_queue(body.queue_name, lambda queue: ListCursors(queue=queue))
-    return CursorsReply([CursorReply(name, offsets) for name, offsets in sorted(found.items())])
+    oldest = await call.on_queue(body.queue_name, lambda queue: FindOffsets(queue=queue, at="oldest"))
+    ends = await call.on_queue(body.queue_name, lambda queue: FindOffsets(queue=queue, at="newest"))
+    lags = {name: sum(one.lag for one in cursor_lags(at, oldest, ends)) for name, at in found.items()}
+    return CursorsReply([CursorReply(name, offsets, lags[name]) for name, offsets in sorted(found.items())])
 
 
 async def move_cursor(call: JsonCall, body: MoveCursorBody) -> EmptyReply:

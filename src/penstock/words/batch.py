@@ -39,6 +39,8 @@ class Batch(msgspec.Struct, gc=False):
     """`routing.dedup_digest(key, dedup id)`."""
     origins: Sequence[bytes | None] | None = None
     """`origin.encode(Origin)` of transferred items."""
+    dedup_windows: Sequence[int] | None = None
+    """How long each dedup id is remembered; 0: the queue's own window."""
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -140,6 +142,10 @@ def _validate_columns(batch: Batch, count: int) -> Batch:
         _CHECKS[column.layout](field, values)
     if (batch.keys is None) != (batch.key_ids is None):
         raise InvalidRequest("keys and key_ids must be given together; fill key_ids with routing.key_ids(keys)")
+    if batch.dedup_windows is not None:
+        names = batch.dedups or [None] * count
+        if any(window and name is None for window, name in zip(batch.dedup_windows, names, strict=True)):
+            raise InvalidRequest("an item has a dedup_window and no dedup id; give it one, or leave the dedup_window out")
     return batch
 
 

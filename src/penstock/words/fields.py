@@ -218,6 +218,15 @@ FIELDS: Final = (
         MAX_ORIGIN_BYTES,
     ),
     Field(
+        "dedup_window",
+        FieldType.SPAN,
+        "How long its dedup id is remembered, if not for the queue's own window",
+        Surface.GIVEN,
+        Column("dedup_windows", ColumnLayout.NUMBERS, 11, 0, "microseconds, 0 for the queue's own"),
+        MAX_DELAY,
+        low=1,
+    ),
+    Field(
         "origin_queue",
         FieldType.TEXT,
         "The queue that a dead letter, redriven item or follow-up comes from",

@@ -30,6 +30,12 @@ MAX_PARTITIONS = 1_024
 MIN_LEASE_TIMEOUT = 1 * SECOND
 MAX_LEASE_TIMEOUT = 12 * HOUR
 MAX_DELAY = 10 * 365 * 24 * HOUR
+MIN_SYNC_INTERVAL, MAX_SYNC_INTERVAL = 1 * MILLISECOND, 1 * HOUR
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 4 * KIB, 1024 * GIB
+MIN_SEGMENT_AGE, MAX_SEGMENT_AGE = 1 * SECOND, 365 * DAY
+MAX_COMPRESSION_LEVEL = 19
+"""zstd has higher levels, which need hundreds of megabytes in every process that reads."""
+MAX_COMPRESSION_MIN_BYTES = 1 * GIB
 MAX_DEDUP_IDS = 10_000_000
 """The most dedup ids that a partition remembers. Beyond it a produce with a dedup id is refused."""
 IMMEDIATE = 100 * MILLISECOND

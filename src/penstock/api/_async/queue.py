@@ -103,6 +103,7 @@ class AsyncQueue:
         at: datetime | None = None,
         ttl: Seconds | None = None,
         dedup: str | bytes | None = None,
+        dedup_window: Seconds | None = None,
         request_id: RequestId | None = None,
         timeout: Seconds = 30,
     ) -> str:
@@ -119,13 +120,14 @@ class AsyncQueue:
         at: the item is not leased before this time.
         ttl: an item that still waits this long after it was produced is buried. An item that is leased at that time is
             buried if it returns to the queue. Default: the `ttl` of the queue.
-        dedup: a dedup id. If an item with the same key and dedup id was produced within the queue's `dedup_window`,
-            no item is added and the id of that earlier item is returned.
+        dedup: a dedup id. If an item with the same key and dedup id was produced within its `dedup_window`, no item is
+            added and the id of that earlier item is returned.
+        dedup_window: how long the dedup id of this item is remembered. Default: the `dedup_window` of the queue.
         request_id: makes the call repeatable. A second call with the same request id adds nothing and returns the
             same id. Remembered for at least 15 minutes.
         timeout: how long to wait while the queue is full. Then `QueueFull` is raised.
         """
-        batch = single_item_batch(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup)
+        batch = single_item_batch(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup, dedup_window)
         return arguments.stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.wait_timeout(timeout)))
 
     async def produce_many(self, items: NewItems, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
@@ -148,7 +150,7 @@ class AsyncQueue:
         """Add the rows of an Arrow table of any length and return their number. Needs penstock[arrow].
 
         data: a Table or RecordBatch with the column `payload`, and any of key, headers, kind, encoding, reference,
-            priority, at, ttl and dedup.
+            priority, at, ttl, dedup and dedup_window. A dedup_window counts only in rows with a dedup id.
         request_id, timeout: as for `produce`; the timeout is for each request.
 
         The whole table is checked before the first row is stored. Rows are then stored in requests of up to 10,000.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from penstock.api.arguments import Start, cursor_start, page_limit
+from penstock.api.cursor_lags import cursor_lags
 from penstock.api.homes import Home
 from penstock.api.items import Item, ItemSource, items_of
 from penstock.loop.item_cache import Items
@@ -151,6 +152,12 @@ class Cursor:
         self._page.clear()
         self._position |= found
         self.commit()
+
+    def lag(self) -> int:
+        """Return how many items the cursor has not returned yet, of those that retention has kept, in any state."""
+        oldest = self._home.call(FindOffsets(queue=self._incarnation, at="oldest"))
+        ends = self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
+        return sum(one.lag for one in cursor_lags(self._position, oldest, ends))
 
     def _find(self, start: Start) -> dict[int, int]:
         at = cursor_start(start)

@@ -20,7 +20,7 @@ from penstock.logs.files.rewrite import check_removable, install_rewritten, writ
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.segment_files import SegmentFiles
 from penstock.logs.files.sidefiles import segment_missing
-from penstock.logs.frame import FrameEncoder
+from penstock.logs.frame import LEVEL, MIN_BODY_BYTES, Compression, FrameEncoder
 from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, LogRange, SegmentFacts
 from penstock.rules.runs import RunSet
 from penstock.words.errors import BrokerClosed, InvalidRequest, StorageFailed
@@ -63,8 +63,10 @@ class FileLog:
         self.findings: list[str] = []
         self._files = files
         self._segments = SegmentFiles(files, directory, LogId(incarnation, partition))
-        self._compression = compression
-        self._writer = LogWriter(files, self._segments, FrameEncoder(incarnation, partition, compression))
+        self._compresses = compression
+        self._compression = Compression(compression)
+        self._encoder = FrameEncoder(incarnation, partition, self._compression)
+        self._writer = LogWriter(files, self._segments, self._encoder)
         self._reader = LogReader(self._segments, self._segments.forget_missing)
         self._state = LogState.NOT_RECOVERED
 
@@ -129,6 +131,10 @@ class FileLog:
     def force_sync(self) -> None:
         """Fsync in every durability mode. In mode "interval" a timer calls this."""
         self._attempt(self._writer.flush, "syncing")
+
+    def set_compression(self, enabled: bool | None, level: int | None, min_bytes: int | None) -> None:
+        self._compression = Compression(self._compresses if enabled is None else enabled, level or LEVEL, min_bytes or MIN_BODY_BYTES)
+        self._encoder.set_compression(self._compression)
 
     def publish(self) -> None:
         self._attempt(self._writer.publish, "publishing the synced position of")
