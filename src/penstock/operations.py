@@ -50,7 +50,7 @@ ChosenItems: TypeAlias = Mapping[Count, Sequence[Count]]
 """partition → offsets"""
 StreamName: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 StreamRun: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
-StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving"]
+StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving", "cancelled"]
 TIMEOUT = 30 * SECOND
 """How long a call may take by default."""
 

@@ -51,6 +51,8 @@ class PartitionStats(msgspec.Struct, frozen=True):
     completed: int = 0
     buried: int = 0
     moving: int = 0
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
     produced: int = 0
     """Items ever produced: the next offset."""
     busy_keys: int = 0
@@ -106,6 +108,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Buried items that retention has ever deleted."""
     holder: str = ""
     """The holder of the consumer right; "" for none."""
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
 
     @property
     def depth(self) -> int:

@@ -84,7 +84,7 @@ def stats(queue: QueueView, query: ReadStats) -> QueueStats:
     partitions = [_partition_stats(queue, handle) for handle in queue.handles.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
-        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped")
+        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped", "cancelled")
     }
     consumers = _leased_by_consumer(queue)
     fences = ((handle.number, fence) for handle in queue.usable() for fence in handle.state.keys.fences)
