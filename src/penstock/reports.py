@@ -207,6 +207,28 @@ class ListedItemData(msgspec.Struct, frozen=True):
     """When its ttl, or the one that the queue has now, ends (wall); 0: never."""
 
 
+class FoundItems(msgspec.Struct, frozen=True):
+    """What one step of a scan found."""
+
+    items: list[ListedItemData]
+    after: tuple[int, int] | None = None
+    """The position (partition, offset) up to which the queue was scanned; None: the scan is finished."""
+
+
+class ItemChange(msgspec.Struct, frozen=True):
+    """What became of an item that was to be cancelled or rescheduled."""
+
+    id: str
+    """As it was given."""
+    outcome: str
+    """"cancelled" or "rescheduled" if it was; else why not: "leased", "completed", "already cancelled", "buried",
+    "moving" (on its way to another queue or partition: try again), "moved" (to another queue), or "not found"."""
+
+    @property
+    def done(self) -> bool:
+        return self.outcome in ("cancelled", "rescheduled")
+
+
 class Latency(msgspec.Struct, frozen=True):
     """How long callers waited, in seconds."""
 
