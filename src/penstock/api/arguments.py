@@ -178,7 +178,7 @@ def positions_of(given: "Sequence[str | Item]") -> list[tuple[int, int]]:
     return [(one.partition, one.offset) if isinstance(one, Item) else parse_id(one) for one in given]
 
 
-def new_time(at: datetime | float | None, delay: Seconds | None) -> tuple[int, int]:
+def new_time(at: datetime | None, delay: Seconds | None) -> tuple[int, int]:
     """The time (wall microseconds) or the delay (microseconds) that `reschedule` is given; both 0: now."""
     if (at is None) == (delay is None):
         raise InvalidRequest("reschedule takes either a time or a delay; give at= or delay=, delay=0 for now")

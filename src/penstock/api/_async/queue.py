@@ -399,7 +399,7 @@ class AsyncQueue:
         """
         return await self._home.call(CancelItems(queue=self._incarnation, items=arguments.positions_of(items)))
 
-    async def reschedule(self, *items: str | Item, at: datetime | float | None = None, delay: Seconds | None = None) -> list[ItemChange]:
+    async def reschedule(self, *items: str | Item, at: datetime | None = None, delay: Seconds | None = None) -> list[ItemChange]:
         """Give items that wait another time, and return what became of each, in their order.
 
         items: as for `cancel`; the same items are refused.
