@@ -16,6 +16,7 @@ def write_every_record(partition: PartitionUnderTest) -> None:
     _settle(partition)
     _consume(partition)
     _come_due(partition)
+    _change_waiting(partition)
     _operate(partition)
     _transfer(partition)
     _resize(partition)
@@ -71,6 +72,16 @@ def _operate(partition: PartitionUnderTest) -> None:
         partition.move_cursor(name, 2)
     partition.release_cursor("gone")
     partition.seek(2)
+
+
+def _change_waiting(partition: PartitionUnderTest) -> None:
+    first, second, later, dropped = partition.produce("first", "second", "later", "dropped", key="planned")
+    partition.cancel(second, dropped)
+    partition.drop(dropped, dropped + 1)
+    partition.reschedule(first, at=partition.after(3_000))
+    partition.reschedule(later, delay=4_000)
+    partition.reschedule(first)
+    partition.reschedule(first, later, at=partition.after(5_000))
 
 
 def _transfer(partition: PartitionUnderTest) -> None:

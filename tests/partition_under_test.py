@@ -24,6 +24,7 @@ from penstock.rules.commands import (
     AcquireLease,
     AddFences,
     BuryLeased,
+    CancelWaiting,
     Clear,
     CompleteLeased,
     CompleteUnleased,
@@ -34,6 +35,8 @@ from penstock.rules.commands import (
     FollowUpBatch,
     ForgetCursor,
     ItemCount,
+    ItemOutcome,
+    ItemOutcomes,
     LeaseAnswer,
     LiftFence,
     NarrowFence,
@@ -42,6 +45,7 @@ from penstock.rules.commands import (
     PutCursor,
     Redrive,
     ReleaseParkedKey,
+    RescheduleWaiting,
     RetryLeased,
     Seek,
     Send,
@@ -252,6 +256,12 @@ class PartitionUnderTest:
     def redrive(self, *which: int) -> int:
         return self._count(Redrive(which or None))
 
+    def cancel(self, *which: int) -> list[ItemOutcome]:
+        return self._outcomes(CancelWaiting(which))
+
+    def reschedule(self, *which: int, at: int = 0, delay: float = 0) -> list[ItemOutcome]:
+        return self._outcomes(RescheduleWaiting(which, at, int(delay * SECOND)))
+
     def drop(self, start: int, stop: int) -> int:
         return self._count(Drop([start, stop]))
 
@@ -349,10 +359,7 @@ class PartitionUnderTest:
     def recount(self) -> list[int]:
         """The counts, from the state of every item."""
         states = [self.state_of(offset) for offset in range(self.wrapped.state.next_offset)]
-        return [
-            states.count(state)
-            for state in (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
-        ]
+        return [states.count(ItemState(name)) for name in Counts._fields]
 
     def state_of(self, offset: int) -> ItemState | None:
         return self.wrapped.state.state_of(offset)
@@ -367,6 +374,11 @@ class PartitionUnderTest:
         answer = self.wrapped.run(command)
         self.wrapped.commit()
         return answer
+
+    def _outcomes(self, command: CancelWaiting | RescheduleWaiting) -> list[ItemOutcome]:
+        answer = self._turn(command)
+        assert isinstance(answer, ItemOutcomes)
+        return answer.outcomes
 
     def _count(self, command: Any) -> int:
         return cast(ItemCount, self._turn(command)).items

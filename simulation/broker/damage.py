@@ -163,7 +163,7 @@ class DamagedBroker:
             state = handle.state
             found = payloads(handle.usable_partition.items(state.dropped.missing(0, state.next_offset)))
             self._there |= {(queue, handle.number, offset): payload for offset, payload in found.items()}
-            alive = {offset for offset in found if state.state_of(offset) is not ItemState.COMPLETED}
+            alive = {offset for offset in found if state.state_of(offset) not in (ItemState.COMPLETED, ItemState.CANCELLED)}
             self._wanted |= {(queue, handle.number, offset): found[offset] for offset in alive}
         self._damaged: set[CopyPlace] = set()
         self._logs = sorted({place[:2] for place in self._there})

@@ -215,7 +215,13 @@ class ItemInventory:
                 found = self.found.get(item)
                 if found is None:
                     found = self.found[item] = ItemCopies()
-                kind = found.done if copy.state is ItemState.COMPLETED else found.moving if copy.state is ItemState.MOVING else found.live
+                kind = (
+                    found.done
+                    if copy.state in (ItemState.COMPLETED, ItemState.CANCELLED)
+                    else found.moving
+                    if copy.state is ItemState.MOVING
+                    else found.live
+                )
                 kind.append(copy)
             for item in seen.promised:
                 self.found.setdefault(item, ItemCopies()).promised = True

@@ -8,7 +8,7 @@ and the check that no request waits without a reason when the broker is idle.
 leases.py checks the leases, order.py the order of items. Of the broker's code only item states are used.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.loop.loop import Loop
 from penstock.loop.partition_handle import SLOW_AFTER, PartitionHandle
 from penstock.loop.requests import StoredPart
-from penstock.reports import QueueDescription
+from penstock.reports import ItemChange, QueueDescription
 from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError, Refused
@@ -156,6 +156,27 @@ class BrokerModel(SharedModelState):
         if chosen["leased"]:
             self.leases.doubt(incarnation, partition)
         return self.order.clear_parked(incarnation, partition) if chosen["buried"] else []
+
+    def cancel_sent(self, incarnation: int, items: Sequence[TrackedItem]) -> None:
+        """A cancel of items is about to be run: their dedup ids may be free afterwards."""
+        self.clearing.add(incarnation)
+        for item in items:
+            if item.dedup is not None:
+                for queue in {item.queue, incarnation}:
+                    self._unsure[queue, item.key, item.dedup] = self.now + self.windows[queue]
+
+    def check_changes(self, items: Sequence[TrackedItem], answer: Sequence[ItemChange], allowed: Container[ItemState]) -> None:
+        """Items were cancelled or rescheduled: check that each one that was is now in an allowed state."""
+        for item, change in zip(items, answer, strict=True):
+            wrong = [copy for copy in self.inventory.of(item).live if copy.state not in allowed]
+            assert not (change.done and wrong), f"{change} was answered for {item}, which is {wrong}"
+
+    @staticmethod
+    def reschedule_sent(items: Sequence[TrackedItem]) -> None:
+        """A reschedule of items is about to be run: they lose their positions, and may become ready sooner or later."""
+        for item in items:
+            item.at = item.due = item.not_before = 0
+            item.forget_order()
 
     def check_cleared(self, incarnation: int, partition: int | None, chosen: dict[str, bool]) -> None:
         """A clear was answered: check that no chosen item is left."""
@@ -441,7 +462,7 @@ class BrokerModel(SharedModelState):
         """Check that producers wait only while there is no room."""
         if waiting and self.inventory.all_healthy:
             partitions = [seen for (queue, _), seen in self.inventory.partitions.items() if queue == info.incarnation]
-            there = sum(state not in (ItemState.COMPLETED, ItemState.BURIED) for seen in partitions for state in seen.states)
+            there = sum(not state.resolved for seen in partitions for state in seen.states)
             fits = there == 0 or there + len(waiting[0].items) <= info.options.max_items
             assert not fits, f"{waiting[0]} waits though there is room: {there} of {info.options.max_items}"
 

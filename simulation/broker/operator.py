@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.api.redrive import REDRIVABLE
 from penstock.operations import (
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -27,6 +28,7 @@ from penstock.operations import (
     RedriveItems,
     ReleaseCursor,
     ReleaseKey,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -36,6 +38,7 @@ from penstock.reports import ItemExplanation, ListedItemData, QueueDescription
 from penstock.rules.item_states import ItemState
 from penstock.rules.routing import key_id
 from penstock.words import ids
+from penstock.words.clock import MINUTE, SECOND
 from simulation.broker.harness import BrokerHarness
 from simulation.broker.inventory import ItemCopy
 from simulation.broker.items import CopyPlace, TrackedItem
@@ -238,6 +241,38 @@ class Operator:
         for one in held if isinstance(held, list) else ():
             wrong = one.key in keys and one.why == "parked" and not self._harness.model.order.is_parked(queue, one.key)
             assert not wrong, f"the items that parked key {one.key!r} were cleared, and it is still parked: {one}"
+
+    def _some_waiting(self) -> tuple[int, list[ListedItemData], list[TrackedItem]]:
+        """A queue, and some of its items that wait."""
+        queue = self._queue().incarnation
+        self.run_pending(queue)
+        listed = self.ask(ListItems(queue=queue, states=["ready", "scheduled"], limit=20))
+        chosen = [item for item in listed if self._chance.happens(0.3)] if isinstance(listed, list) else []
+        return queue, chosen, [self._harness.model.items[item.batch.payloads[item.index]] for item in chosen]
+
+    def cancel(self) -> None:
+        queue, chosen, items = self._some_waiting()
+        if chosen:
+            model = self._harness.model
+            model.cancel_sent(queue, items)
+            answer = self.ask(CancelItems(queue=queue, items=[(item.partition, item.offset) for item in chosen]))
+            if isinstance(answer, list) and model.inventory.all_healthy:
+                model.check_changes(items, answer, ())
+            model.operation_done(queue)
+
+    def reschedule(self) -> None:
+        queue, chosen, items = self._some_waiting()
+        if chosen:
+            model, positions = self._harness.model, [(item.partition, item.offset) for item in chosen]
+            delay = self._chance.pick([0, 0, 2 * SECOND, 1 * MINUTE])
+            by_time = bool(delay) and self._chance.happens(0.5)
+            model.reschedule_sent(items)
+            operation = RescheduleItems(
+                queue=queue, items=positions, at=model.wall + delay if by_time else 0, delay=0 if by_time else delay
+            )
+            answer = self.ask(operation)
+            if isinstance(answer, list) and model.inventory.all_healthy and delay:
+                model.check_changes(items, answer, (ItemState.SCHEDULED, ItemState.BURIED))
 
     def seek(self) -> None:
         queue = self._queue()

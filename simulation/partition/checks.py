@@ -36,6 +36,8 @@ EVENTS = {
     "Clear": (Transition.CLEARED,),
     "Seek": (Transition.SOUGHT,),
     "Redrive": (Transition.REDRIVEN,),
+    "CancelWaiting": (Transition.CANCELLED,),
+    "RescheduleWaiting": (Transition.RESCHEDULED, Transition.DUE),
     "PutCursor": (),
     "ForgetCursor": (),
     "due": (Transition.DUE, Transition.LEASE_EXPIRED, Transition.BURIED, Transition.TTL_EXPIRED),
@@ -56,7 +58,7 @@ def view_of(state: State, now: Moment) -> ComparedState:
         state.policy,
         set(offsets(state.ttl_overdue.runs)),
         {name for entries in state.calls.live(now.elapsed) for name, _ in entries},
-        {name: offset for name, _, offset in state.dedup.live(now.elapsed)},
+        {name: offset for name, _, offset in state.dedup.live(now.elapsed) if offset not in state.cancelled},
         set(offsets(state.dropped.runs)),
         dict(state.cursors),
     )
@@ -106,7 +108,7 @@ def check_explained(partition: Partition, offset: int, states: Sequence[ItemStat
     if said.lease:
         assert offset in offsets(partition.state.leases.live[said.lease].runs()), f"{said}: that lease does not hold item {offset}"
     if said.held_by is not None:
-        assert states[said.held_by] is not ItemState.COMPLETED, f"{said}: item {said.held_by} is completed"
+        assert states[said.held_by] not in (ItemState.COMPLETED, ItemState.CANCELLED), f"{said}: item {said.held_by} is completed"
 
 
 def check_base(state: State) -> None:

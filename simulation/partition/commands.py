@@ -26,6 +26,7 @@ KEEP_ALL = Retention(max_age=0, max_bytes=0)
 WEIGHTS = {
     "produce": 26, "lease": 26, "complete": 20, "retry": 12, "bury": 4, "extend": 3, "repeat": 5,
     "configure": 2, "pause": 1, "resume": 2, "clear": 1, "seek": 1, "redrive": 3, "move_cursor": 1, "release_cursor": 1,
+    "cancel": 2, "reschedule": 5,
 }  # fmt: skip
 
 
@@ -182,6 +183,22 @@ class RandomCommands(RandomDraws):
         if model.items and self.happens(0.05):
             chosen.append(self.rng.randrange(len(model.items)))
         return c.Redrive(chosen)
+
+    def _cancel(self, model: PartitionModel, now: Moment) -> c.CancelWaiting:
+        return c.CancelWaiting(self._some_items(model))
+
+    def _reschedule(self, model: PartitionModel, now: Moment) -> c.RescheduleWaiting:
+        at = now.wall + self.pick([-1 * HOUR, 50_000, 2 * SECOND, 40 * SECOND, 2 * HOUR])
+        delay = self.pick([0, 1, 2 * SECOND, 30 * SECOND, 2 * HOUR])
+        return c.RescheduleWaiting(self._some_items(model), *((at, 0) if self.happens(0.5) else (0, delay)))
+
+    def _some_items(self, model: PartitionModel) -> list[int]:
+        """Mostly items that wait; sometimes others, and one that does not exist."""
+        waiting = [item.offset for item in model.items if item.waits]
+        chosen = self.rng.sample(waiting, min(len(waiting), self.pick([1, 1, 2, 5])))
+        if self.happens(0.2):
+            chosen.append(self.rng.randrange(len(model.items) + 2))
+        return chosen
 
     def _move_cursor(self, model: PartitionModel, now: Moment) -> c.PutCursor:
         return c.PutCursor(self.pick(["audit", "lake"]), self.rng.randrange(len(model.items) + 2))

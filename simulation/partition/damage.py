@@ -103,7 +103,7 @@ def check_damaged_copy(
     state = twin.partition.state
     there = state.dropped.missing(0, state.next_offset)
     before = payloads(twin.partition.items(there))
-    wanted = {offset for offset in before if state.state_of(offset) is not ItemState.COMPLETED}
+    wanted = {offset for offset in before if state.state_of(offset) not in (ItemState.COMPLETED, ItemState.CANCELLED)}
     if not before:
         return
     in_use = rng.random() < 0.4
@@ -196,7 +196,7 @@ class DamagedPartition:
         self._check_lost()
 
     def _deliver(self) -> None:
-        """Every undamaged item that is not completed is delivered exactly once."""
+        """Every undamaged item that is neither completed nor cancelled is delivered exactly once."""
         twin, found = self._twin, list[int]()
         changes = twin.partition.records_applied
         for _ in range(DAYS):

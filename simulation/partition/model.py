@@ -185,7 +185,7 @@ def _complete_ended(model: ModelState, lease: ModelLease | None, command: Comple
 
 def _check_repeated(model: ModelState, lease: ModelLease, wanted: Sequence[int], answer: Any) -> None:
     done = [offset for offset in wanted if offset not in answer.refused]
-    completed = [offset for offset in wanted if model.items[offset].state is ItemState.COMPLETED]
+    completed = [offset for offset in wanted if model.items[offset].state in (ItemState.COMPLETED, ItemState.CANCELLED)]
     # Of a finished lease only the number is remembered, so every completed item is accepted as one of its items.
     fine = [offset for offset in done if offset in lease.done or (lease.finished and offset in completed)]
     missed = [offset for offset in answer.refused if offset in lease.done and offset in completed]
@@ -336,6 +336,44 @@ def _redrive(model: ModelState, command: c.Redrive, now: Moment, answer: Any) ->
         item.parked = False
 
 
+OUTCOMES = {
+    ItemState.READY: c.ItemOutcome.DONE,
+    ItemState.SCHEDULED: c.ItemOutcome.DONE,
+    ItemState.LEASED: c.ItemOutcome.LEASED,
+    ItemState.COMPLETED: c.ItemOutcome.COMPLETED,
+    ItemState.CANCELLED: c.ItemOutcome.CANCELLED,
+    ItemState.BURIED: c.ItemOutcome.BURIED,
+}
+
+
+def _waiting(model: ModelState, command: c.CancelWaiting | c.RescheduleWaiting, answer: Any) -> list[ModelItem]:
+    """The items of the command that wait, by offset. Each item must have the outcome that its state gives."""
+    known = dict(enumerate(model.items))
+    expected = [OUTCOMES[known[offset].state] if offset in known else c.ItemOutcome.UNKNOWN for offset in command.offsets]
+    assert answer == c.ItemOutcomes(expected), f"{command} gave {answer}, not {expected}"
+    return [known[offset] for offset in sorted(set(command.offsets)) if offset in known and known[offset].waits]
+
+
+def _cancel(model: ModelState, command: c.CancelWaiting, now: Moment, answer: Any) -> None:
+    for item in _waiting(model, command, answer):
+        model.cancel(item)
+
+
+def _reschedule(model: ModelState, command: c.RescheduleWaiting, now: Moment, answer: Any) -> None:
+    """Later: the item gives up its position and holds nothing. Now: a back-off ends, other items go to the tail."""
+    later = command.delay > IMMEDIATE or command.at > now.wall + IMMEDIATE
+    for item in _waiting(model, command, answer):
+        if later:
+            item.state, item.rescheduled, item.lane = ItemState.SCHEDULED, True, item.priority
+            item.at, item.due = (0, now.elapsed + command.delay) if command.delay else (command.at, 0)
+        elif item.backs_off and item.key is not None:
+            model.to_former_position(item, now)
+            item.due = 0
+        elif item.state is ItemState.SCHEDULED:
+            item.lane, item.at, item.due = item.priority, 0, 0
+            model.to_tail(item, now, cause=("rescheduled", 0, item.offset))
+
+
 def _move_cursor(model: ModelState, command: c.PutCursor, now: Moment, answer: Any) -> None:
     if command.offset > len(model.items):
         assert isinstance(answer, InvalidRequest), f"a cursor was moved beyond the end: {answer}"
@@ -430,6 +468,8 @@ _CHECKS: dict[type, Callable[[ModelState, Any, Moment, Any], None]] = {
     c.Clear: _clear,
     c.Seek: _seek,
     c.Redrive: _redrive,
+    c.CancelWaiting: _cancel,
+    c.RescheduleWaiting: _reschedule,
     c.PutCursor: _move_cursor,
     c.ForgetCursor: _release_cursor,
 }

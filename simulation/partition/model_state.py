@@ -125,6 +125,7 @@ class ModelState:
         """Make an item ready behind all ready items, or, if `position` is given, at that position in the log's
         order."""
         item.state, item.ready_since, item.jumps, item.returned = ItemState.READY, now.elapsed, False, False
+        item.rescheduled = False
         item.position = len(self.items) if position is None else position
         item.arrival = (self.step, *cause) if position is None else (self.step, "", item.offset, 0)
 
@@ -141,7 +142,7 @@ class ModelState:
             item.attempts += 1
             item.reason = reason
         if delay:
-            item.state, item.due, item.at = ItemState.SCHEDULED, now.elapsed + delay, 0
+            item.state, item.due, item.at, item.rescheduled = ItemState.SCHEDULED, now.elapsed + delay, 0, False
         elif item.key is None:
             self.to_tail(item, now, cause=cause)
         else:
@@ -156,6 +157,11 @@ class ModelState:
     def resolve(item: ModelItem) -> None:
         item.state, item.attempts, item.reason, item.at, item.due = ItemState.COMPLETED, 0, "", 0, 0
         item.overdue = item.parked = False
+
+    def cancel(self, item: ModelItem) -> None:
+        self.resolve(item)
+        item.state = ItemState.CANCELLED
+        self.dedups = {name: known for name, known in self.dedups.items() if known[1] != item.offset}
 
     def drop(self, offsets: Iterable[int]) -> None:
         """Drop items, as retention did; fail unless each is resolved, parks no key and was passed by every cursor."""

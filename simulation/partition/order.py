@@ -41,7 +41,9 @@ class ModelItem:
     at: int = 0
     """Scheduled until this wall time, or (0) until `due`."""
     due: int = 0
-    """Scheduled until this elapsed time; with a key it then holds that key."""
+    """Scheduled until this elapsed time; with a key it then holds that key, unless it is `rescheduled`."""
+    rescheduled: bool = False
+    """It was given its time by a reschedule: it holds nothing, and has no position to return to."""
     ttl_deadline: int = 0
     overdue: bool = False
     """Its ttl ended while it was leased."""
@@ -63,7 +65,7 @@ class ModelItem:
 
     @property
     def backs_off(self) -> bool:
-        return self.state is ItemState.SCHEDULED and self.due > 0
+        return self.state is ItemState.SCHEDULED and self.due > 0 and not self.rescheduled
 
     @property
     def earliest(self) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.api._sync.cursor import Cursor
     from penstock.api._sync.lease import Lease, LeaseBatch
     from penstock.api._sync.queue import Queue
-    from penstock.api.arguments import ListedItem
+    from penstock.api.arguments import FoundPage, ListedItem
     from penstock.api.items import Item, NewItem
     from penstock.api.options import QueueInfo, QueueOptions
     from penstock.api.redrive import Redriven, RedriveSample
@@ -49,6 +49,7 @@ __all__ = [
     "Context",
     "Cursor",
     "Failed",
+    "FoundPage",
     "Hooks",
     "Item",
     "Lease",
@@ -84,7 +85,7 @@ _NAMES = {
     "api._sync.cursor": ("Cursor",),
     "api._sync.lease": ("Lease", "LeaseBatch"),
     "api._sync.queue": ("Queue",),
-    "api.arguments": ("ListedItem",),
+    "api.arguments": ("FoundPage", "ListedItem"),
     "api.items": ("Item", "NewItem"),
     "api.options": ("QueueInfo", "QueueOptions"),
     "api.redrive": ("RedriveSample", "Redriven"),

@@ -22,8 +22,10 @@ from penstock.loop.requests import LeaseResult, SettleAction, SettlePart, Stored
 from penstock.loop.retention import RetentionResult
 from penstock.reports import (
     BrokerMetrics,
+    FoundItems,
     GrantAnswer,
     HeldKey,
+    ItemChange,
     ItemEvent,
     ItemExplanation,
     ItemLease,
@@ -38,6 +40,7 @@ from penstock.rules.commands import Call, Settled
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import InvalidRequest, PenstockError, Refused
+from penstock.words.limits import MAX_BATCH_ITEMS
 
 A = TypeVar("A")
 Scope: TypeAlias = Literal["look", "read", "produce", "consume", "admin"]
@@ -50,7 +53,7 @@ ChosenItems: TypeAlias = Mapping[Count, Sequence[Count]]
 """partition → offsets"""
 StreamName: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 StreamRun: TypeAlias = Annotated[str, msgspec.Meta(max_length=64)]
-StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving"]
+StateName: TypeAlias = Literal["scheduled", "ready", "leased", "completed", "buried", "moving", "cancelled"]
 TIMEOUT = 30 * SECOND
 """How long a call may take by default."""
 
@@ -278,6 +281,21 @@ class ListItems(Query[list[ListedItemData]]):
     limit: int = 100
 
 
+class FindItems(Query[FoundItems]):
+    """Items with this key, this reference or both, in these states (none given: all), after the position `after`.
+
+    It scans the queue, a bounded number of items at a time: an answer may have no items although there are some further
+    on. `FoundItems.after` says where the next step begins.
+    """
+
+    scope: ClassVar[Scope] = "read"
+    key: bytes | None = None
+    reference: str | None = None
+    states: Sequence[StateName] = ()
+    after: tuple[int, int] | None = None
+    limit: int = 100
+
+
 class ListHeldKeys(Query[list[HeldKey]]):
     """Keys that are not free. A key is data of its items, like a header, so an API key needs "read" for it."""
 
@@ -290,6 +308,24 @@ class ClearItems(Operation[int]):
 
     states: Sequence[Literal["ready", "scheduled", "leased", "buried"]]
     partition: int | None = None
+
+
+ItemPositions: TypeAlias = Annotated[Sequence[tuple[Count, Count]], msgspec.Meta(max_length=MAX_BATCH_ITEMS)]
+"""(partition, offset) of each item"""
+
+
+class CancelItems(Operation[list[ItemChange]]):
+    """Cancel those of these items that wait: they are resolved for good. Each item has its own outcome."""
+
+    items: ItemPositions
+
+
+class RescheduleItems(Operation[list[ItemChange]]):
+    """Give those of these items that wait another time: `at` (wall), or `delay` from now; neither is now."""
+
+    items: ItemPositions
+    at: Count = 0
+    delay: Count = 0
 
 
 class SeekItems(Operation[int]):

@@ -51,6 +51,8 @@ class PartitionStats(msgspec.Struct, frozen=True):
     completed: int = 0
     buried: int = 0
     moving: int = 0
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
     produced: int = 0
     """Items ever produced: the next offset."""
     busy_keys: int = 0
@@ -106,6 +108,8 @@ class QueueStats(msgspec.Struct, frozen=True):
     """Buried items that retention has ever deleted."""
     holder: str = ""
     """The holder of the consumer right; "" for none."""
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
 
     @property
     def depth(self) -> int:
@@ -203,6 +207,28 @@ class ListedItemData(msgspec.Struct, frozen=True):
     """When its ttl, or the one that the queue has now, ends (wall); 0: never."""
     buried_at: int = 0
     """When it was buried in this queue (wall); 0: it is not buried."""
+
+
+class FoundItems(msgspec.Struct, frozen=True):
+    """What one step of a scan found."""
+
+    items: list[ListedItemData]
+    after: tuple[int, int] | None = None
+    """The position (partition, offset) up to which the queue was scanned; None: the scan is finished."""
+
+
+class ItemChange(msgspec.Struct, frozen=True):
+    """What became of an item that was to be cancelled or rescheduled."""
+
+    id: str
+    """As it was given."""
+    outcome: str
+    """"cancelled" or "rescheduled" if it was; else why not: "leased", "completed", "already cancelled", "buried",
+    "moving" (on its way to another queue or partition: try again), "moved" (to another queue), or "not found"."""
+
+    @property
+    def done(self) -> bool:
+        return self.outcome in ("cancelled", "rescheduled")
 
 
 class Latency(msgspec.Struct, frozen=True):

@@ -150,7 +150,7 @@ class BrokerUnderTest:
             for handle in loop.engine.usable():
                 state = handle.state
                 lives = [state.state_of(offset) for offset in range(state.next_offset)]
-                order = (ItemState.READY, ItemState.SCHEDULED, ItemState.LEASED, ItemState.COMPLETED, ItemState.BURIED, ItemState.MOVING)
+                order = [ItemState(name) for name in state.counts._fields]
                 assert list(state.counts) == [lives.count(life) for life in order], f"{loop!r}, partition {handle.number}"
 
     def restart(self) -> None:
@@ -282,7 +282,7 @@ class QueueUnderTest:
         return {name: number for name in STATES if (number := getattr(found, name))}
 
 
-STATES = ("ready", "scheduled", "leased", "completed", "buried", "moving")
+STATES = ("ready", "scheduled", "leased", "completed", "buried", "moving", "cancelled")
 
 
 class SubmittedRequest:

@@ -36,6 +36,7 @@ LOOKS = [
     ["watch", "--once"],
     ["watch", "orders", "--once"],
     ["items", "orders"],
+    ["find", "orders", "--key", "ann"],
     ["item", "orders", "0-0"],
     ["explain", "orders", "0-0"],
     ["keys", "held", "orders"],
@@ -320,3 +321,53 @@ def test_watching_in_a_pipe(orders_cli: CommandLine, monkeypatch: pytest.MonkeyP
 def test_wrong_options_of_watch(orders_cli: CommandLine) -> None:
     assert "--interval is '0'" in orders_cli.refused("watch", "--interval", "0")
     assert "there is no queue 'nope'" in orders_cli.refused("watch", "nope", "--once", code=5)
+
+
+# -- find, cancel, reschedule --------------------------------------------------------------------------
+
+
+def only_id(cli: CommandLine, *states: str) -> str:
+    """The id of the only item in these states."""
+    (found,) = cli.json("items", "orders", *(word for state in states for word in ("--state", state)))
+    return str(found["id"])
+
+
+def test_items_are_found_by_key_and_reference(busy: CommandLine) -> None:
+    first, second = busy.json("find", "orders", "--key", "ann")
+    assert [first["state"], second["state"]] == ["leased", "ready"]
+    assert busy.json("find", "orders", "--key", "ann", "--state", "ready") == [second]
+    assert f"there may be more: --after {first['id']}" in busy.run("find", "orders", "--key", "ann", "-n", "1").err
+    assert [one["id"] for one in busy.json("find", "orders", "--key", "ann", "--after", first["id"])] == [second["id"]]
+    assert busy.out("find", "orders", "--reference", "nothing", code=1).strip() == "there are no such items"
+    assert "neither a key nor a reference is given" in busy.refused("find", "orders")
+
+
+def test_waiting_items_are_cancelled(busy: CommandLine) -> None:
+    ready, scheduled, leased, completed = (only_id(busy, state) for state in ("ready", "scheduled", "leased", "completed"))
+    said = busy.out("cancel", "orders", ready, scheduled, leased, completed, "0-99", code=1)
+    assert said.splitlines() == [
+        "2 items cancelled",
+        f"{leased} was not cancelled (leased)",
+        f"{completed} was not cancelled (completed)",
+        "0-99 was not cancelled (not found)",
+    ]
+    assert "cancelled  2 items" in busy.out("stats", "orders")
+    assert "cancelled while it waited" in busy.out("explain", "orders", ready)
+    assert [event["event"] for event in busy.json("item", "orders", scheduled)["history"]] == ["scheduled", "cancelled"]
+
+
+def test_waiting_items_are_rescheduled(busy: CommandLine) -> None:
+    item = only_id(busy, "scheduled")
+    assert busy.out("reschedule", "orders", item, "--now").strip() == "1 item rescheduled"
+    assert f"{item} is ready" in busy.out("explain", "orders", item)
+    assert busy.json("reschedule", "orders", item, "--delay", "1h") == [{"id": item, "outcome": "rescheduled"}]
+    assert f"{item} is scheduled" in busy.out("explain", "orders", item)
+    busy.out("reschedule", "orders", item, "--at", "2999-01-01T00:00:00Z")
+    events = busy.json("item", "orders", item)["history"]
+    assert [event["event"] for event in events] == ["scheduled", "due", "rescheduled", "rescheduled"]
+    assert events[-1]["reason"] == "not before 2999-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("times", [[], ["--now", "--delay", "1h"]])
+def test_a_reschedule_needs_one_time(busy: CommandLine, times: list[str]) -> None:
+    assert "give one of --at, --delay and --now" in busy.refused("reschedule", "orders", only_id(busy, "scheduled"), *times)

@@ -16,6 +16,7 @@ from penstock.loop.requests import LeaseResult, SettlePart
 from penstock.operations import (
     OPERATIONS,
     AwaitItems,
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -25,6 +26,7 @@ from penstock.operations import (
     EnsureQueue,
     ExplainItem,
     FailGranted,
+    FindItems,
     FindLeases,
     FindOffsets,
     FindQueue,
@@ -53,6 +55,7 @@ from penstock.operations import (
     ReleaseKey,
     RenewStream,
     ReportProgress,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -98,6 +101,10 @@ SAMPLES: list[Operation[Any]] = [
     TraceItem(queue=1, partition=0, offset=5),
     ReadHistory(queue=1, partition=0, offset=5),
     ListItems(queue=1, states=["ready"], after=(0, 5), limit=3),
+    FindItems(queue=1, key=b"k", reference="r", states=["ready"], after=(0, 5), limit=3),
+    CancelItems(queue=1, items=[(0, 5), (1, 7)]),
+    RescheduleItems(queue=1, items=[(0, 5)], at=1_700_000_000_000_000),
+    RescheduleItems(queue=1, items=[(0, 5)], delay=3),
     ListHeldKeys(queue=1, limit=3),
     ClearItems(queue=1, states=["ready", "buried"], partition=0),
     SeekItems(queue=1, start={0: 5}),
@@ -252,6 +259,29 @@ def test_items_are_produced_leased_and_settled(home: Home) -> None:
         (1, "buried", "bad"),
         (2, "buried", "bad"),
     ]
+
+
+def test_waiting_items_are_found_cancelled_and_rescheduled(home: Home) -> None:
+    queue = create(home)
+    home.call(ProduceItems(queue=queue, batch=items(["a", "b", "c", "d"], keys=["k", None, "k", "other"])))
+    found = home.call(FindItems(queue=queue, key=b"k", limit=1))
+    assert ([(one.offset, one.state) for one in found.items], found.after) == ([(0, "ready")], (0, 0))
+    rest = home.call(FindItems(queue=queue, key=b"k", after=found.after))
+    assert ([bytes(one.batch.payloads[one.index]) for one in rest.items], rest.after) == ([b"c"], None)
+    changes = home.call(CancelItems(queue=queue, items=[(0, 0), (0, 9), (7, 0)]))
+    assert [(one.id, one.outcome, one.done) for one in changes] == [
+        ("0-0", "cancelled", True),
+        ("0-9", "not found", False),
+        ("7-0", "not found", False),
+    ]
+    changes = home.call(RescheduleItems(queue=queue, items=[(0, 1), (0, 0)], delay=3600 * SECOND))
+    assert [(one.id, one.outcome) for one in changes] == [("0-1", "rescheduled"), ("0-0", "already cancelled")]
+    assert home.call(ExplainItem(queue=queue, partition=0, offset=0)).state == "cancelled"
+    assert [one.offset for one in home.call(ListItems(queue=queue, states=["cancelled", "scheduled"]))] == [0, 1]
+    stats = home.call(ReadStats(queue=queue))
+    assert (stats.ready, stats.scheduled, stats.cancelled, stats.completed) == (2, 1, 1, 0)
+    with pytest.raises(InvalidRequest, match="neither a key nor a reference"):
+        home.call(FindItems(queue=queue))
 
 
 def test_the_lease_that_holds_an_item_is_found(home: Home) -> None:

@@ -34,7 +34,7 @@ def test_commands_of_a_turn_see_each_other_and_are_one_group(partition: Partitio
     partition.wrapped.run(CompleteLeased(granted.lease))
     partition.wrapped.commit()
     partition.kill()
-    assert partition.counts == (0, 0, 0, 2, 0, 0)
+    assert partition.counts == (0, 0, 0, 2, 0, 0, 0)
 
 
 def test_uncommitted_items_do_not_survive_a_kill(partition: PartitionUnderTest) -> None:

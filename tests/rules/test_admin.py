@@ -35,7 +35,7 @@ def test_clear_of_everything_leaves_nothing(partition: PartitionUnderTest) -> No
     one_in_each_state(partition)
     assert partition.clear(ready=True, scheduled=True, leased=True, buried=True) == 4
     partition.advance(1_000)
-    assert partition.counts == (0, 0, 0, 5, 0, 0)
+    assert partition.counts == (0, 0, 0, 5, 0, 0, 0)
     assert partition.clear(ready=True, scheduled=True, leased=True, buried=True) == 0
 
 

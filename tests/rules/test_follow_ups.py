@@ -38,7 +38,7 @@ def test_a_completion_and_its_follow_ups_are_recorded_together(partition: Partit
     assert settled.done == 2
     partition.kill()
     assert (waiting_bodies(partition), waiting_bodies(partition, OTHER)) == ([b"one", b"two"], [b"other"])
-    assert partition.counts == (0, 0, 0, 2, 0, 0)
+    assert partition.counts == (0, 0, 0, 2, 0, 0, 0)
 
 
 def test_follow_ups_of_a_turn_that_was_never_written_do_not_exist(partition: PartitionUnderTest) -> None:

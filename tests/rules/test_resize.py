@@ -35,7 +35,7 @@ def test_fenced_items_are_passed_over_and_the_others_are_leased(partition: Parti
     for _ in range(2):
         partition.restart()
         assert partition.lease_texts() == []
-    assert partition.counts == (3, 0, 3, 0, 0, 0)
+    assert partition.counts == (3, 0, 3, 0, 0, 0, 0)
 
 
 def test_a_whole_slot_waits_until_the_fence_narrows_and_then_only_the_keys_it_names(partition: PartitionUnderTest) -> None:

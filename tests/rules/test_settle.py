@@ -15,7 +15,7 @@ def test_completing_everything_empties_the_partition(partition: PartitionUnderTe
     granted = partition.lease()
     assert partition.complete(granted.lease).done == 2
     partition.restart()
-    assert partition.counts == (0, 0, 0, 2, 0, 0)
+    assert partition.counts == (0, 0, 0, 2, 0, 0, 0)
 
 
 def test_a_repeated_complete_succeeds_also_after_a_restart(partition: PartitionUnderTest) -> None:

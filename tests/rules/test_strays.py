@@ -20,7 +20,7 @@ def test_a_due_item_of_a_moved_slot_is_a_stray_and_leases_continue_when_it_is_se
     assert partition.lease_strays(departed) == [1]
     partition.send(1)
     assert partition.texts(partition.lease(departed=departed)) == ["b1", "plain", "c1"]
-    assert (partition.counts, partition.state_of(1)) == ((1, 0, 3, 0, 0, 1), ItemState.MOVING)
+    assert (partition.counts, partition.state_of(1)) == ((1, 0, 3, 0, 0, 1, 0), ItemState.MOVING)
     partition.clear(leased=True)
     assert partition.texts(partition.lease(departed=departed)) == ["b0"]
 
@@ -100,7 +100,7 @@ def test_strays_among_items_of_mixed_priorities(partition: PartitionUnderTest) -
         partition.send(*strays)
     assert sorted(found) == [0, 3]
     partition.clear(leased=True)
-    assert partition.counts == (partition.counts.ready, 0, 0, partition.counts.completed, 0, 2)
+    assert partition.counts == (partition.counts.ready, 0, 0, partition.counts.completed, 0, 2, 0)
 
 
 def test_strays_are_not_passed_into_the_line_of_a_held_key(partition: PartitionUnderTest) -> None:

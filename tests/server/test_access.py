@@ -42,7 +42,7 @@ NEEDED = {
         "ListQueues", "ReadSlotMap", "DescribeOwner", "ReadStats", "ReadMetrics", "ExplainItem", "TraceItem", "ReadHistory", "AwaitItems",
         "FindOffsets", "ListCursors",
     ],
-    "read": ["ListItems", "ListHeldKeys", "ReadItems", "PublishLog"],
+    "read": ["ListItems", "FindItems", "ListHeldKeys", "ReadItems", "PublishLog"],
     "produce": ["ProduceItems", "PublishWrite", "FindWrite"],
     "consume": [
         "LeaseItems", "SettleItems", "ReportProgress", "MoveCursor", "ReleaseCursor", "TakeGrant", "RenewStream", "EndStream", "ReadGrant",
@@ -50,7 +50,7 @@ NEEDED = {
     ],
     "admin": [
         "CreateQueue", "UpdateQueue", "ResizeQueue", "SetReadOnly", "DeleteQueue", "PauseQueue", "CompactQueue", "ClearItems", "SeekItems",
-        "RedriveItems", "ReleaseKey", "EnsureQueue",
+        "RedriveItems", "ReleaseKey", "EnsureQueue", "CancelItems", "RescheduleItems",
     ],
 }  # fmt: skip
 """Which scope each operation needs. What a new operation shows must be considered before it is entered here."""

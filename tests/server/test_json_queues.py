@@ -334,3 +334,36 @@ def test_the_broker_describes_itself(client: JsonClient, queue: penstock.Queue) 
     queue.produce(b"a")
     assert client.ok("broker.metrics")["queues"][queue.name]["items"]["produced"] == 1
     assert client.refused("broker.info", queue_name="x")[0] == 400
+
+
+# -- waiting items -------------------------------------------------------------------------------------
+
+
+def test_waiting_items_are_found_cancelled_and_rescheduled(client: JsonClient, queue: penstock.Queue) -> None:
+    first, second = queue.produce("a", key="k", reference="r"), queue.produce("b", key="k")
+    found = client.ok("queue.find", queue_name=queue.name, key="k", limit=1)
+    assert ([one["id"] for one in found["items"]], found["next_pivot"]) == ([first], "0-1")
+    rest = client.ok("queue.find", queue_name=queue.name, key_bytes=b64encode(b"k").decode(), pivot=found["next_pivot"])
+    assert ([(one["id"], one["state"]) for one in rest["items"]], "next_pivot" in rest) == ([(second, "ready")], False)
+    assert [one["id"] for one in client.ok("queue.find", queue_name=queue.name, reference="r")["items"]] == [first]
+    done = client.ok("queue.cancel", queue_name=queue.name, ids=[first, "0-99"])
+    assert done == {"items": [{"id": first, "outcome": "cancelled"}, {"id": "0-99", "outcome": "not found"}]}
+    later = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    for time, state in (({"at": later}, "scheduled"), ({"delay": "0s"}, "ready"), ({"delay": 60}, "scheduled")):
+        done = client.ok("queue.reschedule", queue_name=queue.name, ids=[second], **time)
+        assert done == {"items": [{"id": second, "outcome": "rescheduled"}]}
+        assert queue.explain(second).state == state
+    assert client.ok("queue.stats", queue_name=queue.name)["cancelled"] == 1
+
+
+def test_bad_requests_about_waiting_items_change_nothing(client: JsonClient, queue: penstock.Queue) -> None:
+    item = queue.produce("a")
+    for path, body, message in (
+        ("queue.cancel", {"ids": []}, "length >= 1"),
+        ("queue.cancel", {"ids": [item, "x"]}, "is not the id of an item"),
+        ("queue.reschedule", {"ids": [item]}, "either a time or a delay"),
+        ("queue.reschedule", {"ids": [item], "delay": "1h", "at": "2999-01-01T00:00:00Z"}, "either a time or a delay"),
+        ("queue.find", {}, "neither a key nor a reference"),
+    ):
+        assert message in client.refused(path, queue_name=queue.name, **body)[2]
+    assert queue.stats().ready == 1

@@ -15,16 +15,16 @@ from penstock.loop import retention as planning
 from penstock.loop.item_cache import BlockCache, CachedItems, ItemCache
 from penstock.loop.partition import Partition
 from penstock.loop.partition_reader import RetainedItems, retained_runs
-from penstock.rules import admin, machine, records, retention, settle, timers
-from penstock.rules.calendar import Calendar, CalendarEntry
+from penstock.rules import admin, machine, records, retention, settle, timers, waiting_items
+from penstock.rules.calendar import Calendar, CalendarEntry, NewTimes
 from penstock.rules.calls import CallMemory, CallName, RememberedAnswer
-from penstock.rules.commands import Settled
+from penstock.rules.commands import Seek, Settled
 from penstock.rules.keys import KeyLine, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Leases, LiveLease
 from penstock.rules.remembered_ids import DedupIds
 from penstock.rules.runs import RunSet
-from penstock.rules.state import State
+from penstock.rules.state import BlockSource, State
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY
@@ -111,6 +111,38 @@ def a_parked_key_is_released(patch: Patch) -> None:
 @bug
 def a_back_off_does_not_hold_its_key(patch: Patch) -> None:
     patch.setattr(KeyLine, "busy", property(lambda self: bool(self.lease or self.parked)))
+
+
+@bug
+def a_rescheduled_item_becomes_ready_at_its_old_time(patch: Patch) -> None:
+    patch.setattr(NewTimes, "is_current", lambda self, offset, by_wall, when: True)
+
+
+@bug
+def a_rescheduled_item_keeps_its_position_in_its_lane(patch: Patch) -> None:
+    patch.setattr(Lanes, "drop", lambda self, runs: None)
+
+
+@bug
+def a_cancelled_back_off_still_holds_its_key(patch: Patch) -> None:
+    def apply(state: State, record: records.Cancelled, now: Moment) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(waiting_items, "_leave_lines", lambda state, runs, keys: None)
+            waiting_items.apply_cancelled(state, record, now)
+
+    patch.setitem(machine._APPLY, records.Cancelled, apply)
+
+
+@bug
+def a_seek_brings_cancelled_items_back(patch: Patch) -> None:
+    def decide(state: State, command: Seek, now: Moment, blocks: BlockSource) -> object:
+        cancelled, state.cancelled = state.cancelled, RunSet()
+        try:
+            return admin.decide_seek(state, command, now, blocks)
+        finally:
+            state.cancelled = cancelled
+
+    patch.setitem(machine._DECIDE, Seek, decide)
 
 
 @bug

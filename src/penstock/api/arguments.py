@@ -1,11 +1,11 @@
 """Checks of the arguments of API calls, and conversion of answers; the async and the sync API share them.
 
-Owns: the checks, `ListedItem`, and the ids and errors that `produce` returns and raises. No I/O. A wrong argument
-raises `InvalidRequest` here, before anything is sent.
+Owns: the checks, `ListedItem`, `FoundPage`, and the ids and errors that `produce` returns and raises. No I/O. A wrong
+argument raises `InvalidRequest` here, before anything is sent.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -180,6 +180,26 @@ def cursor_name(name: str) -> str:
     return name
 
 
+def positions_of(given: "Sequence[str | Item]") -> list[tuple[int, int]]:
+    """The partition and offset of each item, given by its id or as an Item."""
+    check_range("the number of items", len(given), 1, MAX_BATCH_ITEMS)
+    return [(one.partition, one.offset) if isinstance(one, Item) else parse_id(one) for one in given]
+
+
+def new_time(at: datetime | None, delay: Seconds | None) -> tuple[int, int]:
+    """The time (wall microseconds) or the delay (microseconds) that `reschedule` is given; both 0: now."""
+    if (at is None) == (delay is None):
+        raise InvalidRequest("reschedule takes either a time or a delay; give at= or delay=, delay=0 for now")
+    return (values.instant(at), 0) if at is not None else (0, bounded_duration(delay if delay is not None else 0, "delay"))
+
+
+def key_and_reference(key: str | bytes | None, reference: str | None) -> tuple[bytes | None, str | None]:
+    """What `find` looks for, checked."""
+    if key is None and reference is None:
+        raise InvalidRequest("neither a key nor a reference is given; give one of them, or list the items with items()")
+    return None if key is None else values.encode_key(key), optional_text("reference", reference)
+
+
 def key_id_of(key: str | bytes) -> int:
     return key_id(values.encode_key(key))
 
@@ -299,3 +319,20 @@ class ListedItem(Item):
     def __repr__(self) -> str:
         because = f", reason={self.reason!r}" if self.reason else ""
         return f"Listed{super().__repr__()[:-1]}, state={self.state!r}{because})"
+
+
+class FoundPage(list[ListedItem]):
+    """The items that one call of `queue.find` found, and where to go on."""
+
+    def __init__(self, items: Iterable[ListedItem], after: str | None) -> None:
+        super().__init__(items)
+        self.after = after
+        """Give it to the next call; None: the whole queue was scanned."""
+
+    def __repr__(self) -> str:
+        return f"FoundPage({super().__repr__()}, after={self.after!r})"
+
+
+def found_page(source: ItemSource, found: reports.FoundItems) -> FoundPage:
+    after = None if found.after is None else format_id(*found.after)
+    return FoundPage([ListedItem(source, one) for one in found.items], after)

@@ -13,6 +13,7 @@ from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.retention import RetentionResult
 from penstock.loop.turn import QueueEngine
 from penstock.operations import (
+    CancelItems,
     ClearItems,
     CompactQueue,
     ListCursors,
@@ -24,13 +25,17 @@ from penstock.operations import (
     ReleaseCursor,
     ReleaseKey,
     ReportProgress,
+    RescheduleItems,
     SeekItems,
 )
-from penstock.rules import commands
+from penstock.reports import ItemChange
+from penstock.rules import commands, runs
 from penstock.rules.calls import RememberedAnswer
-from penstock.rules.commands import AskAgain, ItemCount
+from penstock.rules.commands import AskAgain, ItemCount, ItemOutcome, ItemOutcomes
 from penstock.rules.item_states import ItemState, Transition, states_allowing
+from penstock.rules.outbox import moved_to
 from penstock.words.errors import InvalidRequest, StorageFailed
+from penstock.words.ids import format_id
 
 
 def target_partitions(engine: QueueEngine, partition: int | None) -> list[PartitionHandle]:
@@ -160,6 +165,92 @@ def _release_parked(engine: QueueEngine, handle: PartitionHandle, gone: set[int]
             engine.run(handle, commands.ReleaseParkedKey(key))
 
 
+def cancel(engine: QueueEngine, operation: CancelItems) -> list[ItemChange]:
+    outcomes = _change_waiting(engine, operation.items, commands.CancelWaiting)
+    return _item_changes(operation.items, outcomes, "cancelled")
+
+
+def reschedule(engine: QueueEngine, operation: RescheduleItems) -> list[ItemChange]:
+    outcomes = _change_waiting(engine, operation.items, partial(commands.RescheduleWaiting, at=operation.at, delay=operation.delay))
+    return _item_changes(operation.items, outcomes, "rescheduled")
+
+
+_OUTCOME_NAMES = {
+    ItemOutcome.LEASED: "leased",
+    ItemOutcome.COMPLETED: "completed",
+    ItemOutcome.CANCELLED: "already cancelled",
+    ItemOutcome.BURIED: "buried",
+    ItemOutcome.MOVING: "moving",
+    ItemOutcome.MOVED: "moved",
+    ItemOutcome.UNKNOWN: "not found",
+}
+
+
+def _item_changes(items: Sequence[tuple[int, int]], outcomes: Mapping[int, ItemOutcome], done: str) -> list[ItemChange]:
+    return [ItemChange(format_id(*item), _OUTCOME_NAMES.get(outcomes[index], done)) for index, item in enumerate(items)]
+
+
+def _change_waiting(
+    engine: QueueEngine, items: Sequence[tuple[int, int]], command: Callable[[list[int]], commands.Command]
+) -> dict[int, ItemOutcome]:
+    """Change items that wait; gives what became of each, by its index.
+
+    Nothing is changed when the partition of one of the items is failing. Each partition remembers, in one frame with
+    the change, what became of the items of the call: a repetition changes only those that no partition remembers.
+    """
+    engine.wants_turn = True
+    outcomes = _remembered_outcomes(engine)
+    shares: dict[int, list[tuple[int, int]]] = {}
+    for index, (partition, offset) in enumerate(items):
+        if index not in outcomes:
+            place = _present_position(engine, partition, offset)
+            if place is None:
+                outcomes[index] = ItemOutcome.UNKNOWN
+            else:
+                shares.setdefault(place[0], []).append((index, place[1]))
+    request = engine.running_function
+    for number, share in shares.items():
+        handle, chosen = engine.handles[number], command([offset for _, offset in share])
+        answer = engine.run(handle, chosen)
+        while isinstance(answer, AskAgain):
+            answer = engine.run(handle, chosen)
+        assert isinstance(answer, ItemOutcomes)
+        indexes = [index for index, _ in share]
+        outcomes.update(zip(indexes, answer.outcomes, strict=True))
+        if request is not None and request.calls:
+            done = RememberedAnswer(indexes=runs.from_offsets(indexes), outcomes=[*map(int, answer.outcomes)])
+            engine.run(handle, commands.RememberCall(request.calls, [done]))
+    return outcomes
+
+
+def _remembered_outcomes(engine: QueueEngine) -> dict[int, ItemOutcome]:
+    """What became of items when the same call was made before, by their indexes."""
+    request, found = engine.running_function, dict[int, ItemOutcome]()
+    if request is None or not request.calls:
+        return found
+    for handle in engine.usable():
+        known = engine.remembered(handle, request)
+        if known is not None:
+            engine.touch(handle)  # the answer waits for its commit
+            for answer in known:
+                found.update(zip(runs.offsets(answer.indexes or []), map(ItemOutcome, answer.outcomes), strict=True))
+    return found
+
+
+def _present_position(engine: QueueEngine, partition: int, offset: int) -> tuple[int, int] | None:
+    """Where an item is now in this queue, if a resize moved it; None when the queue has no such partition.
+
+    StorageFailed when its partition is failing.
+    """
+    while partition in engine.handles:
+        (handle,) = target_partitions(engine, partition)
+        there = moved_to(handle.state, offset)
+        if there is None or there[0] != engine.incarnation:
+            return partition, offset
+        _, partition, offset = there
+    return None
+
+
 def release(engine: QueueEngine, operation: ReleaseKey) -> int:
     engine.wants_turn = True
     return _total(engine, target_partitions(engine, None), commands.ReleaseParkedKey(operation.key))
@@ -209,6 +300,8 @@ CHANGE_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     ClearItems: clear,
     SeekItems: seek,
     RedriveItems: redrive,
+    CancelItems: cancel,
+    RescheduleItems: reschedule,
     ReleaseKey: release,
     ReportProgress: report_progress,
     CompactQueue: compact,
@@ -253,6 +346,14 @@ def _release_line(operation: ReleaseKey, name_of: Callable[[int], str | None], a
     return f"a parked key of queue {name_of(operation.queue)!r} was released"
 
 
+def _cancel_line(operation: CancelItems, name_of: Callable[[int], str | None], answer: list[ItemChange]) -> str:
+    return f"{sum(one.done for one in answer)} of {len(answer)} items of queue {name_of(operation.queue)!r} were cancelled"
+
+
+def _reschedule_line(operation: RescheduleItems, name_of: Callable[[int], str | None], answer: list[ItemChange]) -> str:
+    return f"{sum(one.done for one in answer)} of {len(answer)} items of queue {name_of(operation.queue)!r} were rescheduled"
+
+
 def _in_partition(partition: int | None) -> str:
     return "" if partition is None else f", in partition {partition}"
 
@@ -263,6 +364,8 @@ _LOG_LINES: dict[type[Operation[Any]], Callable[..., str]] = {
     SeekItems: _seek_line,
     RedriveItems: _redrive_line,
     ReleaseKey: _release_line,
+    CancelItems: _cancel_line,
+    RescheduleItems: _reschedule_line,
 }
 
 # -- requests of the broker itself -----------------------------------------------------------------------

@@ -6,10 +6,12 @@ Counts are exact at any depth, and no item is read that the query does not ask f
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
 from itertools import islice
 from typing import Any
+
+import msgspec
 
 from penstock.loop.item_cache import Items
 from penstock.loop.partition_reader import PartitionView, QueueView
@@ -17,6 +19,7 @@ from penstock.loop.retention import buried_to_drop, mean_bytes
 from penstock.loop.turn import QueueEngine
 from penstock.operations import (
     ExplainItem,
+    FindItems,
     FindLeases,
     FindOffsets,
     ListCursors,
@@ -32,6 +35,7 @@ from penstock.operations import (
 )
 from penstock.reports import (
     FenceProgress,
+    FoundItems,
     HeldKey,
     ItemExplanation,
     ItemLease,
@@ -47,7 +51,7 @@ from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
 from penstock.rules.leases import LiveLease
 from penstock.rules.outbox import moved_runs, moved_to
-from penstock.rules.runs import RunSet, first_of, pairs
+from penstock.rules.runs import RunSet, count, first_of, pairs
 from penstock.rules.runs import offsets as offsets_in
 from penstock.rules.state import Counts, State
 from penstock.rules.summary import Summary, moved_or_lost
@@ -55,7 +59,7 @@ from penstock.words import origin
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
 from penstock.words.ids import format_id
-from penstock.words.limits import MAX_BATCH_BYTES
+from penstock.words.limits import MAX_BATCH_BYTES, MIB
 
 WALL = 1_000_000_000_000_000
 """Tells elapsed time from wall time: elapsed times stay below it (31 years), dates are above it (2001)."""
@@ -63,6 +67,8 @@ HOT_KEY_ITEMS = 1_000
 """A key for which at least so many items wait is worth a warning."""
 MAX_KEYS_READ = 100_000
 """How many keys of a partition are looked at for that warning."""
+FIND_ITEMS, FIND_BYTES = 10_000, 8 * MIB
+"""How much one step of a scan reads, about: other requests of the queue wait for it."""
 
 # -- counts ------------------------------------------------------------------------------------------
 
@@ -84,7 +90,7 @@ def stats(queue: QueueView, query: ReadStats) -> QueueStats:
     partitions = [_partition_stats(queue, handle) for handle in queue.handles.values()]
     totals = {
         name: sum(getattr(one, name) for one in partitions)
-        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped")
+        for name in ("ready", "scheduled", "leased", "completed", "buried", "moving", "produced", "buried_dropped", "cancelled")
     }
     consumers = _leased_by_consumer(queue)
     fences = ((handle.number, fence) for handle in queue.usable() for fence in handle.state.keys.fences)
@@ -338,27 +344,70 @@ def items(queue: QueueView, query: ListItems) -> list[ListedItemData]:
     wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
     found: list[ListedItemData] = []
     for handle in sorted(queue.usable(), key=lambda one: one.number):
-        start = 0
-        if after is not None:
-            if handle.number < after[0]:
-                continue
-            start = after[1] + 1 if handle.number == after[0] else 0
+        if after is not None and handle.number < after[0]:
+            continue
+        start = _start_after(handle, after)
         queue.touch(handle)
         before = len(found)
         while len(found) == before and (there := _in_states(handle.state, wanted, start)):  # again while all items read are lost
             runs = first_of(there.runs, _bounded(handle, limit - len(found)))
             leases = _leases_of(handle.state, offsets_in(runs)) if handle.state.leases.live else {}
             for items in handle.usable_partition.items(runs):
-                found += _listed(handle, items, leases)
+                found += _listed(handle, items, range(len(items.batch)), leases)
             start = runs[-1]
         if len(found) >= limit or (len(found) > before and _in_states(handle.state, wanted, start)):
             break  # the next page continues here, also when damage or large items made this page short
     return found
 
 
-def _bounded(handle: PartitionView, items: int) -> int:
-    """So many items, or fewer if they would exceed the size of a batch."""
-    return max(1, min(items, MAX_BATCH_BYTES // max(1, mean_bytes(handle.usable_partition.log.segments(), handle.state))))
+def find_items(queue: QueueView, query: FindItems) -> FoundItems:
+    """One step of a scan for items by key and reference. StorageFailed at its end when a partition cannot be read."""
+    if query.key is None and query.reference is None:
+        raise InvalidRequest("neither a key nor a reference is given; give one of them, or list the items")
+    after, left = query.after, FIND_ITEMS
+    wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
+    found: list[ListedItemData] = []
+    for handle in sorted(queue.usable(), key=lambda one: one.number):
+        if after is not None and handle.number < after[0]:
+            continue
+        start = _start_after(handle, after)
+        queue.touch(handle)
+        while there := _in_states(handle.state, wanted, start):
+            runs = first_of(there.runs, _bounded(handle, left, FIND_BYTES))
+            found += _matching(handle, runs, query)
+            left, start = left - count(runs), runs[-1]
+            if len(found) >= query.limit:
+                del found[query.limit :]
+                return FoundItems(found, (found[-1].partition, found[-1].offset))
+            if left <= 0 or count(runs) == _bounded(handle, FIND_ITEMS, FIND_BYTES):
+                return FoundItems(found, (handle.number, start - 1))
+    broken = next((handle for handle in queue.handles.values() if not handle.is_usable), None)
+    if broken is not None:
+        raise StorageFailed(f"partition {broken.number} is failing and cannot be searched; try again in a moment")
+    return FoundItems(found)
+
+
+def _matching(handle: PartitionView, runs: list[int], query: FindItems) -> Iterator[ListedItemData]:
+    """Those of these items that have the key and the reference of the query."""
+    for items in handle.usable_partition.items(runs):
+        indexes: Sequence[int] = range(len(items.batch))
+        for wanted, column in ((query.key, items.batch.keys), (query.reference, items.batch.references)):
+            if wanted is not None:
+                indexes = [index for index in indexes if column[index] == wanted] if column is not None else []
+        offsets = [items.start + index for index in indexes]
+        leases = _leases_of(handle.state, offsets) if offsets and handle.state.leases.live else {}
+        for listed in _listed(handle, items, indexes, leases):
+            yield msgspec.structs.replace(listed, batch=listed.batch.slice(listed.index, listed.index + 1), index=0)
+
+
+def _start_after(handle: PartitionView, after: tuple[int, int] | None) -> int:
+    """The offset at which a page begins in a partition."""
+    return after[1] + 1 if after is not None and handle.number == after[0] else 0
+
+
+def _bounded(handle: PartitionView, items: int, size_bytes: int = MAX_BATCH_BYTES) -> int:
+    """So many items, or fewer if they would exceed a size, by default that of a batch."""
+    return max(1, min(items, size_bytes // max(1, mean_bytes(handle.usable_partition.log.segments(), handle.state))))
 
 
 def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
@@ -370,9 +419,9 @@ def _in_states(state: State, wanted: Sequence[ItemState], start: int) -> RunSet:
     return found
 
 
-def _listed(handle: PartitionView, items: Items, leases: Mapping[int, LiveLease]) -> Iterator[ListedItemData]:
+def _listed(handle: PartitionView, items: Items, indexes: Iterable[int], leases: Mapping[int, LiveLease]) -> Iterator[ListedItemData]:
     state, now, ttls = handle.state, handle.usable_partition.now(), items.batch.ttls
-    for index in range(len(items.batch)):
+    for index in indexes:
         offset = items.start + index
         item_state = state.state_of(offset)
         assert item_state is not None
@@ -468,6 +517,7 @@ QUERY_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     TraceItem: trace,
     ListHeldKeys: held_keys,
     ListItems: items,
+    FindItems: find_items,
     FindLeases: find_leases,
     FindOffsets: offsets,
     ListCursors: cursors,

@@ -1,6 +1,7 @@
-"""`penstock items`, `item`, `explain`, `keys held`, `keys release`: items, their histories and their keys.
+"""`penstock items`, `find`, `item`, `explain`, `cancel`, `reschedule`, `keys held`, `keys release`: items and keys.
 
-Owns: those commands. All but `keys release` only look: they never become the owner and change nothing.
+Owns: those commands. All but `cancel`, `reschedule` and `keys release` only look: they never become the owner and
+change nothing.
 """
 
 from typing import Annotated
@@ -10,16 +11,22 @@ import typer
 
 from penstock.api._sync.queue import Queue
 from penstock.api.arguments import STATES, ListedItem
-from penstock.cli import text_output
+from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
-from penstock.cli.failures import NOT_FOUND, CommandFailed
-from penstock.reports import ItemEvent, ItemExplanation
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
+from penstock.reports import ItemChange, ItemEvent, ItemExplanation
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id, parse_id
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="The most rows.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of items, such as 3-17.")]
+StateOption = Annotated[
+    list[str] | None,
+    typer.Option("--state", metavar="|".join(STATES), help="Only items in this state; may be repeated.", show_default=False),
+]
+AfterOption = Annotated[str | None, typer.Option(metavar="ID", help="List the items after this one.", show_default=False)]
 
 group = typer.Typer()
 keys = typer.Typer()
@@ -32,11 +39,8 @@ keys = typer.Typer()
 def items(
     session: CommandContext,
     queue: QueueArgument,
-    state: Annotated[
-        list[str] | None,
-        typer.Option("--state", metavar="|".join(STATES), help="Only items in this state; may be repeated.", show_default=False),
-    ] = None,
-    after: Annotated[str | None, typer.Option(metavar="ID", help="List the items after this one.", show_default=False)] = None,
+    state: StateOption = None,
+    after: AfterOption = None,
     limit: LimitOption = 100,
 ) -> None:
     """List the items of a queue by partition, oldest first."""
@@ -48,6 +52,37 @@ def items(
     )
     if more and not session.as_json:
         session.print_note(more)
+
+
+@command(group, "find")
+def find(
+    session: CommandContext,
+    queue: QueueArgument,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Only items with this key.", show_default=False)] = None,
+    reference: Annotated[str | None, typer.Option(metavar="TEXT", help="Only items with this reference.", show_default=False)] = None,
+    state: StateOption = None,
+    after: AfterOption = None,
+    limit: LimitOption = 100,
+) -> None:
+    """Find items by key, reference or both. This scans the queue: in a large one, give --state as well.
+
+    Exit code 1 if there are none.
+    """
+    found: list[ListedItem] = []
+    with session.view() as broker:
+        asked = broker.queue(queue)
+        while True:
+            page = asked.find(key=key, reference=reference, state=state, after=after, limit=limit - len(found))
+            found, after = [*found, *page], page.after
+            if after is None or len(found) >= limit:
+                break
+    session.print_answer(
+        [text_output.listed_document(one) for one in found], *([items_table(found)] if found else ["there are no such items"])
+    )
+    if after is not None and not session.as_json:
+        session.print_note(f"there may be more: --after {after}")
+    if not found:
+        raise typer.Exit(NEGATIVE)
 
 
 def items_table(found: list[ListedItem]) -> text_output.TextTable:
@@ -149,6 +184,54 @@ def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> No
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
     session.print_answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
+
+
+# -- waiting items -----------------------------------------------------------------------------------
+
+
+@command(group, "cancel")
+def cancel(session: CommandContext, queue: QueueArgument, ids: IdsArgument) -> None:
+    """Cancel items that wait, ready or scheduled: they are never handled.
+
+    Leased and resolved items are not changed.
+
+    Exit code 1 if an item was not cancelled.
+    """
+    with session.broker() as broker:
+        found = broker.queue(queue).cancel(*ids)
+    _print_changes(session, found, "cancelled")
+
+
+@command(group, "reschedule")
+def reschedule(
+    session: CommandContext,
+    queue: QueueArgument,
+    ids: IdsArgument,
+    at: Annotated[str | None, typer.Option(metavar="TIME", help="Not before this time.", show_default=False)] = None,
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Not before this time from now.", show_default=False)] = None,
+    now: Annotated[bool, typer.Option("--now", help="At once.")] = False,
+) -> None:
+    """Give items that wait, ready or scheduled, another time. Give one of --at, --delay and --now.
+
+    They give up their place in the order of their key. Leased and resolved items are not changed.
+
+    Exit code 1 if an item was not rescheduled.
+    """
+    if [at is not None, delay is not None, now].count(True) != 1:
+        raise CommandFailed("the new time is missing or given twice; give one of --at, --delay and --now")
+    time = None if at is None else option_values.parse_time(at, "--at")
+    seconds = option_values.parse_duration(delay, "--delay") if delay is not None else 0 if now else None
+    with session.broker() as broker:
+        found = broker.queue(queue).reschedule(*ids, at=time, delay=seconds)
+    _print_changes(session, found, "rescheduled")
+
+
+def _print_changes(session: CommandContext, found: list[ItemChange], verb: str) -> None:
+    done = sum(one.done for one in found)
+    refused = [f"{one.id} was not {verb} ({one.outcome})" for one in found if not one.done]
+    session.print_answer(msgspec.to_builtins(found), f"{text_output.format_count(done, 'item')} {verb}", *refused)
+    if refused:
+        raise typer.Exit(NEGATIVE)
 
 
 # -- keys --------------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ def _queue_parts(one: QueueStats, owner: SeenOwner) -> list[text_output.TextTabl
     facts = [
         ("consumers", ", ".join(f"{name or 'unnamed'} ({count:,})" for name, count in one.consumers.items())),
         ("waiting", _waiting(one)),
+        ("cancelled", text_output.format_count(one.cancelled, "item") if one.cancelled else ""),
         ("transfers", text_output.format_count(one.transfers, "batch", "batches") + " under way" if one.transfers else ""),
         ("resizing", text_output.format_count(len(one.resizing), "fence") + " left" if one.resizing else ""),
     ]

@@ -257,7 +257,7 @@ class ProduceStep:
 
     def _knows_dedup(self, name: bytes) -> bool:
         handle = self._partitions.handles[self._partitions.map.owners[dedup_slot(name)]]
-        return handle.is_usable and handle.state.dedup.get(name, handle.usable_partition.now().elapsed) is not None
+        return handle.is_usable and handle.state.duplicate_of(name, handle.usable_partition.now().elapsed) is not None
 
     def _remembered_parts(self, request: requests.ProduceRequest) -> tuple[list[StoredPart], Sequence[int] | None]:
         """The parts that partitions stored when the same call was sent before, and the indexes of the other items

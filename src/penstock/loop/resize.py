@@ -221,9 +221,10 @@ class ResizeStep:
             destinations = {slot: move.destination for move in change.moves if move.source == source.number for slot in move.slots}
             now = source.usable_partition.now().elapsed
             found: dict[int, list[tuple[bytes, int, int]]] = {}
-            for digest, deadline, number in source.usable_partition.committed.dedup.live(now):
+            known = source.usable_partition.committed
+            for digest, deadline, number in known.dedup.live(now):
                 destination = destinations.get(dedup_slot(digest))
-                if destination is not None:
+                if destination is not None and number not in known.cancelled:
                     where = ids.locate(source.number, number)
                     item = where[1] if where[0] == destination else ids.foreign_number(*where)
                     found.setdefault(destination, []).append((digest, deadline - now, item))

@@ -35,6 +35,8 @@ COUNTERS = {
     "sought": "Completed items made ready again by a seek",
     "sent": "Items sent to another queue or partition",
     "cleared": "Items cleared",
+    "cancelled": "Waiting items cancelled",
+    "rescheduled": "Waiting items given another time",
     "dropped": "Resolved items deleted by retention",
     "buried_dropped": "Buried items deleted by retention",
 }
@@ -253,6 +255,14 @@ def _cleared(pending: _Pending, state: State, record: records.Cleared, now: int,
     pending.append(("cleared", sum(map(count, runs)), NO_LEASE))
 
 
+def _cancelled(pending: _Pending, state: State, record: records.Cancelled, now: int, command: commands.Command) -> None:
+    pending.append(("cancelled", count(record.runs), NO_LEASE))
+
+
+def _rescheduled(pending: _Pending, state: State, record: records.Rescheduled, now: int, command: commands.Command) -> None:
+    pending.append(("rescheduled", count(record.runs), NO_LEASE))
+
+
 def _dropped(pending: _Pending, state: State, record: records.Dropped, now: int, command: commands.Command) -> None:
     buried = sum(count(state.buried_set.within(*pair)) for pair in zip(record.runs[::2], record.runs[1::2], strict=True))
     pending.append(("dropped", count(record.runs), NO_LEASE))
@@ -272,5 +282,7 @@ _RULES: dict[type, Callable[[_Pending, State, Any, int, commands.Command], None]
     records.Sought: _sought,
     records.Sent: _sent,
     records.Cleared: _cleared,
+    records.Cancelled: _cancelled,
+    records.Rescheduled: _rescheduled,
     records.Dropped: _dropped,
 }

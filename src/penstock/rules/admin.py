@@ -111,6 +111,7 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
     if record.scheduled:
         state.by_wall.clear()
         state.by_elapsed.clear()
+        state.new_times.clear()
         state.scheduled.clear()
         for offset in list(state.backing_off):
             remove_from_line(state, offset, NO_KEY)
@@ -143,6 +144,7 @@ def decide_seek(state: State, command: Seek, now: Moment, blocks: BlockSource) -
     check_range("offset", command.offset, 0, 1 << 62)
     found = RunSet(state.completed.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
+    found.remove_all(state.cancelled.runs)
     found.remove_all(state.dropped.runs)
     found.remove_all(moved_runs(state))
     return ([Sought(found.runs)] if found else []), ItemCount(len(found))

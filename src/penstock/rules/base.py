@@ -92,13 +92,14 @@ class _StateImage(msgspec.Struct, array_like=True):
     sessions: list[tuple[bytes, RememberedCall]] = []
     request_ids: list[tuple[bytes, RememberedCall]] = []
     call_watermark: int = NEVER
+    cancelled: list[int] = []
 
 
 _UNCHANGED = (
     *("policy", "epoch", "boot_id", "clock_shift", "leases_given", "next_offset", "paused_lease", "paused_produce"),
     *("fence_version", "fences_given", "buried_dropped"),
 )
-_RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped")
+_RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped", "cancelled")
 _DICTS = ("failures", "burials", "received_sequences", "cursors", "received_bases", "outbox", "sent_sequences")
 """Fields that State and _StateImage both have: stored as they are, RunSets stored as runs, dicts stored as sorted
 pairs.
@@ -123,8 +124,8 @@ def dump(state: State) -> bytes:
         fully_completed=leases.fully_completed.runs,
         partly_completed=[(number, until, runs) for number, (until, runs) in sorted(leases.partly_completed.items())],
         forget_points=leases.forget_points,
-        by_wall=_calendar_image(state.by_wall, lambda entry: state.scheduled.within(entry.start, entry.stop)),
-        by_elapsed=_calendar_image(state.by_elapsed, lambda entry: state.scheduled.within(entry.start, entry.stop)),
+        by_wall=_calendar_image(state.by_wall, state.due_by(by_wall=True)),
+        by_elapsed=_calendar_image(state.by_elapsed, state.due_by(by_wall=False)),
         ttl=_calendar_image(state.ttl, lambda entry: state.completed.missing(entry.start, entry.stop)),
         requests=[],
         dedup=state.dedup.live(state.moment.elapsed),

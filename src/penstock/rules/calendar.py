@@ -1,8 +1,9 @@
 """A calendar: runs of offsets by the time at which they come due, packed.
 
-Owns: `Calendar`. Entries are kept in packed buckets of about four seconds; a bucket is sorted when its time comes.
-So an entry costs 24 bytes, adding one is O(1), and entries come out by (when, start).
-Single entries are not removed when an item is resolved: the reader of an entry checks the state of its items.
+Owns: `Calendar` and `NewTimes`. Entries are kept in packed buckets of about four seconds; a bucket is sorted when its
+time comes. So an entry costs 24 bytes, adding one is O(1), and entries come out by (when, start).
+Single entries are not removed when an item is resolved or gets another time: the reader of an entry checks the state
+of its items, and `NewTimes`.
 """
 
 from array import array
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from penstock.rules.runs import pairs
+from penstock.rules.runs import RunSet, offsets, pairs
 
 _BUCKET = 1 << 22  # microseconds
 _TAG_BITS = 6
@@ -107,6 +108,49 @@ class Calendar:
         self._head_bucket = heappop(self._order)
         self._head = _sorted(self._buckets.pop(self._head_bucket))
         self._taken = 0
+
+
+class NewTimes:
+    """The times of items that may also have entries in calendars for other times.
+
+    To change a time costs nothing per entry of the calendar: the old entry stays until its time comes.
+    """
+
+    __slots__ = ("_changed", "_times", "changes")
+
+    def __init__(self) -> None:
+        self._times: dict[int, tuple[bool, int] | None] = {}
+        """offset → (whether it is wall time, time); None: the item is not scheduled now."""
+        self._changed = RunSet()
+        self.changes = 0
+        """How many entries of calendars may be out of date."""
+
+    def __bool__(self) -> bool:
+        return bool(self._times)
+
+    def change(self, offset: int, time: tuple[bool, int] | None) -> None:
+        """Change the time of an item that is in a calendar."""
+        self.changes += 1
+        self._times[offset] = time
+        self._changed.add(offset, offset + 1)
+
+    def follow(self, offset: int, time: tuple[bool, int]) -> None:
+        """Note the time of an item that was not scheduled, if it may have old entries."""
+        if offset in self._times:
+            self._times[offset] = time
+
+    def changed_within(self, start: int, stop: int) -> list[int]:
+        """The items of [start, stop) whose times were changed."""
+        return offsets(self._changed.within(start, stop))
+
+    def is_current(self, offset: int, by_wall: bool, when: int) -> bool:
+        return self._times.get(offset) == (by_wall, when)
+
+    def clear(self) -> None:
+        """Forget everything: no calendar has old entries any more."""
+        self._times.clear()
+        self._changed.clear()
+        self.changes = 0
 
 
 def _sorted(entries: "array[int]") -> list[CalendarEntry]:

@@ -60,6 +60,8 @@ class RememberedAnswer(msgspec.Struct, array_like=True, gc=False):
     """Which part of the call it answers: the nth lease of a lease call, or the `settle_part` of a settle."""
     buried: list[int] = []
     """Items that were to be retried and were buried instead."""
+    outcomes: list[int] = []
+    """Of waiting items that were cancelled or rescheduled: what became of each (commands.ItemOutcome)."""
 
 
 class RememberedCall(msgspec.Struct, array_like=True, gc=False):

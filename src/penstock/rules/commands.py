@@ -5,6 +5,7 @@ Durations and times are microseconds. `calls` names the call (calls.py): by its 
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import TypeAlias
 
 import msgspec
@@ -253,6 +254,20 @@ class RememberCall(msgspec.Struct, gc=False):
     answers: Sequence[RememberedAnswer]
 
 
+class CancelWaiting(msgspec.Struct, gc=False):
+    """Cancel those of these items that wait: they are never leased. Each item has its own outcome."""
+
+    offsets: Sequence[int]
+
+
+class RescheduleWaiting(msgspec.Struct, gc=False):
+    """Give those of these items that wait another time: `at` (wall), or `delay` from now; neither is now."""
+
+    offsets: Sequence[int]
+    at: int = 0
+    delay: int = 0
+
+
 Command: TypeAlias = (
     Produce
     | AcquireLease
@@ -277,6 +292,8 @@ Command: TypeAlias = (
     | LiftFence
     | ReleaseParkedKey
     | RememberCall
+    | CancelWaiting
+    | RescheduleWaiting
 )
 
 
@@ -327,6 +344,29 @@ class ItemCount(msgspec.Struct, gc=False):
     items: int
 
 
+class ItemOutcome(IntEnum):
+    """What became of an item that was to be cancelled or rescheduled. The numbers are on disk (RememberedAnswer)."""
+
+    DONE = 0
+    LEASED = 1
+    COMPLETED = 2
+    CANCELLED = 3
+    """Before."""
+    BURIED = 4
+    MOVING = 5
+    """On its way to another queue or partition."""
+    MOVED = 6
+    """To another queue."""
+    UNKNOWN = 7
+    """There is no such item."""
+
+
+class ItemOutcomes(msgspec.Struct, gc=False):
+    """What became of each item of a command, in its order."""
+
+    outcomes: list[ItemOutcome]
+
+
 class AskAgain(msgspec.Struct, gc=False):
     """The command is not finished: apply the records and give the command again."""
 
@@ -337,4 +377,4 @@ class StraysFound(msgspec.Struct, gc=False):
     offsets: list[int]
 
 
-Answer: TypeAlias = Stored | LeaseAnswer | Settled | ItemCount | AskAgain | StraysFound
+Answer: TypeAlias = Stored | LeaseAnswer | Settled | ItemCount | ItemOutcomes | AskAgain | StraysFound

@@ -20,11 +20,13 @@ from penstock.rules.runs import RunSet, offsets, pairs
 from penstock.rules.state import State
 from penstock.words.clock import Moment
 from penstock.words.ids import format_id
+from penstock.words.values import timestamp
 
 RETURNED = "returned with an earlier item of its key"
 REBOOTED = "the machine was restarted: every lease has its full timeout again"
 REOPENED = "the partition was opened: no lease ends at once"
 DAMAGED = "damage took its bytes"
+RESCHEDULED_TO_NOW = "rescheduled"
 PLACE_BYTES = len(pack_destination(0, 0))
 
 
@@ -209,6 +211,13 @@ def _cleared(state: State, record: records.Cleared, at: int) -> Iterable[EventRu
     yield EventRuns(Kind.CLEARED, record.leased, at, 1, _attempts(state, record.leased, 1))
 
 
+def _rescheduled(state: State, record: records.Rescheduled, at: int) -> Iterable[EventRuns]:
+    if record.at:
+        yield _unleased_event(Kind.RESCHEDULED, state, record.runs, at, f"not before {timestamp(record.at).isoformat()}")
+    else:
+        yield _unleased_event(Kind.DUE, state, record.runs, at, RESCHEDULED_TO_NOW)
+
+
 def _runs_as(event: Kind) -> "_EventRule":
     """The rule of a record with `runs` of items that are not leased, to all of which the same happens."""
     return lambda state, record, at: [_unleased_event(event, state, record.runs, at)]
@@ -247,6 +256,8 @@ BEFORE: dict[type, _EventRule] = {
     records.Cleared: _cleared,
     records.Sought: _runs_as(Kind.SOUGHT),
     records.RedrivenInPlace: _runs_as(Kind.REDRIVEN),
+    records.Cancelled: _runs_as(Kind.CANCELLED),
+    records.Rescheduled: _rescheduled,
     records.Lost: _lost,
     records.Dropped: _runs_as(Kind.DROPPED),
     records.Sent: _sent,

@@ -61,6 +61,8 @@ def explain(state: State, partition: int, offset: int, now: Moment, blocks: Bloc
         return Explanation(found, "moved to another partition", moved_to=there)
     if offset in state.lost:
         return Explanation(found, LOST)
+    if found is ItemState.CANCELLED:
+        return Explanation(found, "cancelled while it waited: it is never leased")
     return Explanation(found, "resolved, and deleted by retention" if offset in state.dropped else "completed")
 
 
@@ -86,9 +88,10 @@ def _leased(state: State, offset: int, now: Moment) -> Explanation:
 
 def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
     failure = state.failures.get(offset)
-    for calendar, clock in ((state.by_elapsed, now.elapsed), (state.by_wall, now.wall)):
+    for calendar, by_wall, clock in ((state.by_elapsed, False, now.elapsed), (state.by_wall, True, now.wall)):
+        part = state.due_by(by_wall)
         for entry in calendar:
-            if entry.start <= offset < entry.stop:
+            if entry.start <= offset < entry.stop and offset in RunSet(part(entry)):
                 left = max(0, entry.when - clock) / SECOND
                 what = f"backing off after attempt {failure.attempts} ({failure.reason})" if failure else "scheduled"
                 reason, why = failure.reason if failure else "", f"{what}, ready in {left:.1f} s"

@@ -1,8 +1,9 @@
 """The states of an item and the transitions between them, in one table.
 
 An item is SCHEDULED (not before a time), READY (may be leased) or LEASED (a consumer handles it) until it is resolved:
-COMPLETED or BURIED. MOVING is an item in a transfer to another partition, where it becomes a new item. A resolved item
-becomes ready again only by an administrative operation (`seek`, `redrive`). Any other pair is an error.
+COMPLETED, BURIED or CANCELLED. MOVING is an item in a transfer to another partition, where it becomes a new item. A
+resolved item becomes ready again only by an administrative operation (`seek`, `redrive`), a cancelled one never. Any
+other pair is an error.
 Who uses the table:
 - Decisions about items that a caller chose check it: `next_state` refuses items that cannot be sent or redriven,
   `states_allowing` gives the states that clear and a lowered max_attempts apply to.
@@ -28,10 +29,11 @@ class ItemState(Enum):
     COMPLETED = "completed"
     BURIED = "buried"
     MOVING = "moving"
+    CANCELLED = "cancelled"
 
     @property
     def resolved(self) -> bool:
-        return self in (ItemState.COMPLETED, ItemState.BURIED)
+        return self in (ItemState.COMPLETED, ItemState.BURIED, ItemState.CANCELLED)
 
 
 class Transition(Enum):
@@ -55,6 +57,8 @@ class Transition(Enum):
     DROPPED = "dropped"
     SENT = "sent"
     DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    RESCHEDULED = "rescheduled"
 
 
 TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
@@ -81,6 +85,12 @@ TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
     (ItemState.SCHEDULED, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.LEASED, Transition.CLEARED): ItemState.COMPLETED,
     (ItemState.BURIED, Transition.CLEARED): ItemState.COMPLETED,
+    # cancelled by its producer or an operator, while it waited
+    (ItemState.READY, Transition.CANCELLED): ItemState.CANCELLED,
+    (ItemState.SCHEDULED, Transition.CANCELLED): ItemState.CANCELLED,
+    # given another time; "now" is the transition DUE
+    (ItemState.READY, Transition.RESCHEDULED): ItemState.SCHEDULED,
+    (ItemState.SCHEDULED, Transition.RESCHEDULED): ItemState.SCHEDULED,
     (ItemState.COMPLETED, Transition.SOUGHT): ItemState.READY,
     (ItemState.BURIED, Transition.REDRIVEN): ItemState.READY,
     # transferred to another partition: a dead letter, a redrive, a key whose slot was moved
@@ -91,6 +101,7 @@ TRANSITIONS: Final[dict[tuple[ItemState | None, Transition], ItemState]] = {
     # retention deleted its bytes
     (ItemState.COMPLETED, Transition.DROPPED): ItemState.COMPLETED,
     (ItemState.BURIED, Transition.DROPPED): ItemState.COMPLETED,
+    (ItemState.CANCELLED, Transition.DROPPED): ItemState.COMPLETED,
     # damage took its bytes
     (ItemState.READY, Transition.LOST): ItemState.COMPLETED,
     (ItemState.SCHEDULED, Transition.LOST): ItemState.COMPLETED,

@@ -8,7 +8,7 @@ Owns: the two tables that give each command and each record its function.
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, lease, outbox, produce, records, resize, retention, settle, timers
+from penstock.rules import admin, commands, lease, outbox, produce, records, resize, retention, settle, timers, waiting_items
 from penstock.rules.state import BlockSource, State
 from penstock.rules.timers import decide_due
 from penstock.words.clock import Moment
@@ -38,6 +38,8 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.LiftFence: resize.decide_lift_fence,
     commands.ReleaseParkedKey: admin.decide_release_parked_key,
     commands.RememberCall: settle.decide_remember_call,
+    commands.CancelWaiting: waiting_items.decide_cancel,
+    commands.RescheduleWaiting: waiting_items.decide_reschedule,
 }
 
 _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
@@ -72,6 +74,8 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.FenceNarrowed: resize.apply_fence_narrowed,
     records.FenceLifted: resize.apply_fence_lifted,
     records.ParkedKeyReleased: admin.apply_parked_key_released,
+    records.Cancelled: waiting_items.apply_cancelled,
+    records.Rescheduled: waiting_items.apply_rescheduled,
 }
 
 

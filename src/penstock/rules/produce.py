@@ -5,7 +5,7 @@ stored before, a dedup id inside its window, and a transfer whose sequence is no
 parked its key gets its old position back when a transfer returns it: before all later items of its key.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from penstock.rules.calls import RememberedAnswer, check_calls
 from penstock.rules.commands import Produce, Stored
@@ -62,7 +62,7 @@ def _without_duplicates(state: State, batch: Batch, now: Moment) -> tuple[Batch,
     ids: list[int] = []
     new: list[int] = []
     for index, name in enumerate(batch.dedups):
-        first = None if name is None else seen.get(name, state.dedup.get(name, now.elapsed))
+        first = None if name is None else seen.get(name, state.duplicate_of(name, now.elapsed))
         if first is None:
             first = state.next_offset + len(new)
             new.append(index)
@@ -108,6 +108,7 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
     if batch.ttls is not None or state.policy.ttl:
         _schedule_ttl(state, batch, base, now)
     if batch.dedups is not None:
+        _free_cancelled(state, batch.dedups, now.elapsed)
         state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window, batch.dedup_windows)
         state.dedup.limit(MAX_DEDUP_IDS, now.elapsed)
     if record.calls:
@@ -115,6 +116,14 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
         state.calls.put(record.calls, [answer], now.elapsed, state.policy.result_memory)
     if record.source is not None:
         _record_transfer(state, record.source, record.sequence, base)
+
+
+def _free_cancelled(state: State, dedup_ids: Sequence[bytes | None], now: int) -> None:
+    """Remove those of these dedup ids whose first items were cancelled: the new items take them."""
+    for name in dedup_ids if state.cancelled else ():
+        first = state.dedup.get(name, now) if name is not None else None
+        if name is not None and first is not None and first in state.cancelled:
+            state.dedup.remove(name, first)
 
 
 def _record_transfer(state: State, source: bytes, sequence: int, base: int) -> None:

@@ -32,6 +32,7 @@ def reconcile(state: State) -> None:
     for taken in (state.completed, state.buried_set, state.moving, leased, state.scheduled, state.passed_over):
         state.outside_lanes.add_all(taken.runs)
     state.ttl_overdue = _common(state.ttl_overdue, leased)
+    state.cancelled = _common(state.cancelled, state.completed)
     for offset in [offset for offset in state.failures if offset in state.completed or offset in state.buried_set]:
         del state.failures[offset]
     state.lanes = Lanes()

@@ -323,6 +323,28 @@ class ParkedKeyReleased(msgspec.Struct, array_like=True, gc=False, tag=27):
     key: int
 
 
+class Cancelled(msgspec.Struct, array_like=True, gc=False, tag=31):
+    """Waiting items were cancelled: they never become ready again."""
+
+    runs: list[int]
+    keys: bytes = b""
+    """Key ids of `runs` (NO_KEY for items that are in no key line); empty if none is in a line."""
+
+
+class Rescheduled(msgspec.Struct, array_like=True, gc=False, tag=32):
+    """Waiting items were given another time. Those that were ready gave up their positions."""
+
+    runs: list[int]
+    tags: bytes
+    """One per offset: priority and KEYED."""
+    keys: bytes = b""
+    """As in Cancelled."""
+    at: int = 0
+    """When they become ready, wall; 0: at once, which only scheduled items are."""
+    due: int = 0
+    """When they become ready, by elapsed time: then `at` only tells about when that will be. 0: `at` counts."""
+
+
 class CallAnswered(msgspec.Struct, array_like=True, gc=False, tag=30):
     """What was done for a call, for its repetition. It follows the records of what was done."""
 
@@ -360,6 +382,8 @@ StateRecord: TypeAlias = (
     | ParkedKeyReleased
     | ProgressSet
     | CompletedUnleased
+    | Cancelled
+    | Rescheduled
     | CallAnswered
 )
 Record: TypeAlias = Produced | StateRecord

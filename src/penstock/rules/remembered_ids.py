@@ -11,6 +11,8 @@ bytes.
 import struct
 from collections.abc import Iterator, Sequence
 
+from penstock.rules.runs import RunSet
+
 _REST = struct.Struct("<14sQq")
 _VALUES = struct.Struct("<Qq")
 _NAME_BYTES = 14
@@ -71,6 +73,21 @@ class DedupIds:
                 self._add(name, now + (spans[index] or span if spans is not None else span), base + index)
         shortest = span if spans is None else min((one for one in spans if one), default=span)
         self._none_expires_before = min(self._none_expires_before, now + min(span, shortest))
+
+    def remove(self, name: bytes, offset: int) -> None:
+        """Remove the entry of an id with this offset."""
+        bucket = self._buckets.get(name[:2], bytearray())
+        for at in range(0, len(bucket), _REST.size):
+            rest, found, _ = _REST.unpack_from(bucket, at)
+            if rest == name[2:] and found == offset:
+                del bucket[at : at + _REST.size]
+                self.total -= 1
+                return
+
+    def remove_items(self, items: RunSet) -> None:
+        """Remove the ids of these items. Reads all entries."""
+        for name, _, offset in [entry for entry in self._entries() if entry[2] in items]:
+            self.remove(name, offset)
 
     def restore(self, name: bytes, deadline: int, offset: int) -> None:
         """Add an entry of `live`; call it in the order of `live`."""

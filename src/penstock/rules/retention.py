@@ -54,12 +54,21 @@ def apply_dropped(state: State, record: Dropped, now: Moment) -> None:
     state.dropped.add_all(record.runs)
     state.completed.add_all(record.runs)
     forget_moved(state, record.runs)
+    _forget_cancelled(state, record.runs)
     for start, stop in pairs(record.runs):
         buried = state.buried_set.within(start, stop)
         state.buried_dropped += count(buried)
         state.buried_set.remove(start, stop)
         for offset in offsets(buried):
             state.burials.pop(offset, None)
+
+
+def _forget_cancelled(state: State, runs: list[int]) -> None:
+    """Forget that dropped items were cancelled, and their dedup ids, which were free because of that."""
+    gone = RunSet(edge for start, stop in pairs(runs) for edge in state.cancelled.within(start, stop))
+    if gone:
+        state.cancelled.remove_all(gone.runs)
+        state.dedup.remove_items(gone)
 
 
 def decide_put_cursor(state: State, command: PutCursor, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:

@@ -370,36 +370,64 @@ def apply_retried(state: State, record: Retried, now: Moment) -> None:
     lease = state.leases.live.get(record.lease)
     if lease is None:
         return
-    _return_later_items(state, lease, record.returned, now)
-    return_items(state, lease, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted)
+    positions = _late_positions(state, lease, {*offsets(record.runs), *offsets(record.returned)})
+    _return_later_items(state, lease, record.returned, now, positions)
+    return_items(state, lease, offsets(record.runs), now, reason=record.reason, due=record.due, counted=record.counted, positions=positions)
 
 
-def _return_later_items(state: State, lease: LiveLease, returned: list[int], now: Moment) -> None:
+def _late_positions(state: State, lease: LiveLease, chosen: set[int]) -> dict[int, int]:
+    """The positions at which items of units return, where these are not their own: an item that became ready late may
+    have a lower offset than those before it in its unit, and comes right after them."""
+    found: dict[int, int] = {}
+    if max(lease.items_per_key.values(), default=0) < 2:
+        return found
+    last: dict[int, int] = {}
+    for offset, (_, key) in lease.open_items.items():
+        if key != NO_KEY and offset in chosen:
+            position = state.keys.line(key).position(offset)
+            if position <= last.get(key, -1):
+                position = found[offset] = last[key] + 1
+            last[key] = position
+    return found
+
+
+def _return_later_items(state: State, lease: LiveLease, returned: list[int], now: Moment, positions: dict[int, int]) -> None:
     """Return later items of units to their lines, the last first. An item whose ttl has passed gets a
     timer that buries it at once."""
     chosen = set(offsets(returned))
     for offset in [offset for offset in lease.open_items if offset in chosen][::-1] if chosen else ():
         lane, key = lease.close(offset)
-        _return_to_line(state, offset, lane, key, now)
+        _return_to_line(state, offset, lane, key, now, position=positions.get(offset))
         if offset in state.ttl_overdue:
             state.ttl_overdue.remove(offset, offset + 1)
             state.ttl.add(now.elapsed, offset, offset + 1)
 
 
 def return_items(
-    state: State, lease: LiveLease, failed: list[int], now: Moment, *, reason: str, due: int = 0, counted: bool = True
+    state: State,
+    lease: LiveLease,
+    failed: list[int],
+    now: Moment,
+    *,
+    reason: str,
+    due: int = 0,
+    counted: bool = True,
+    positions: dict[int, int] | None = None,
 ) -> None:
     """Make items of a lease ready at `due` or at once: last of their lane or, with a key, first of its line."""
     shared: dict[Failure, Failure] = {}
+    if positions is None:
+        positions = _late_positions(state, lease, set(failed))
     to_lanes: list[tuple[int, int]] = []
     for offset in _return_order(lease, failed):
         lane, key = lease.close(offset)
         if counted:
             add_failure(state, offset, now, reason, shared)
         if key != NO_KEY:
-            _return_to_line(state, offset, lane, key, now, due)
+            _return_to_line(state, offset, lane, key, now, due, positions.get(offset))
         elif due:
             state.by_elapsed.add(due, offset, offset + 1, lane)
+            state.new_times.follow(offset, (False, due))
             state.scheduled.add(offset, offset + 1)
         else:
             to_lanes.append((lane, offset))
@@ -418,7 +446,7 @@ def _return_order(lease: LiveLease, failed: list[int]) -> list[int]:
     return keyless + [offset for offset in reversed(failed) if lease.open_items[offset][1] != NO_KEY]
 
 
-def _return_to_line(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0) -> None:
+def _return_to_line(state: State, offset: int, lane: int, key: int, now: Moment, due: int = 0, position: int | None = None) -> None:
     """Put a leased item back to the front of its key line; with `due` it backs off, and the whole line waits."""
     line = state.keys.line(key)
     line.lease = 0
@@ -427,8 +455,9 @@ def _return_to_line(state: State, offset: int, lane: int, key: int, now: Moment,
         state.backing_off[offset] = key
         state.scheduled.add(offset, offset + 1)
         state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
+        state.new_times.follow(offset, (False, due))
     else:
-        line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset), now.elapsed))
+        line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset) if position is None else position, now.elapsed))
         state.passed_over.add(offset, offset + 1)
     state.keys.update_head(key, line)
 
@@ -469,6 +498,7 @@ def apply_buried(state: State, record: Buried, now: Moment) -> None:
     lease = state.leases.live.get(record.lease)
     if lease is None:
         return
+    positions = _late_positions(state, lease, set(offsets(record.returned)))
     for offset in offsets(record.runs):
         add_failure(state, offset, now, record.reason)
         _, key = lease.close(offset)
@@ -476,7 +506,7 @@ def apply_buried(state: State, record: Buried, now: Moment) -> None:
         if record.park and key != NO_KEY:
             state.keys.line(key).parked.append(offset)  # before the lease releases the key
         release_if_unused(state, lease, key)
-    _return_later_items(state, lease, record.returned, now)
+    _return_later_items(state, lease, record.returned, now, positions)
     end_if_empty(state, lease, now.elapsed)
 
 

@@ -2,19 +2,19 @@
 
 Owns: `State`. Only the `apply` functions of the other modules change it.
 Each item's state is stored once, by the set that its offset is in:
-- completed, buried_set, scheduled, moving: the items in these states;
+- completed, buried_set, scheduled, moving: the items in these states; cancelled: a part of completed;
 - passed_over: ready, but in a key line (keys.py);
 - outside_lanes: completed + buried + moving + scheduled + passed over + leased;
 - leased items are those of outside_lanes that are in no other set; all other items are ready in a lane.
 Counts are the sizes of these sets and are stored nowhere else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from penstock.rules.calendar import Calendar
+from penstock.rules.calendar import Calendar, CalendarEntry, NewTimes
 from penstock.rules.calls import CallMemory
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLines
@@ -116,6 +116,7 @@ class Counts(NamedTuple):
     completed: int
     buried: int
     moving: int = 0
+    cancelled: int = 0
 
 
 class State:
@@ -140,6 +141,8 @@ class State:
         """Items that were leased when their ttl ended."""
         self.lost = RunSet()
         """Items that are completed because damage took them."""
+        self.cancelled = RunSet()
+        """Items of `completed` that were cancelled, and whose bytes retention has not deleted."""
         self.dropped = RunSet()
         """Items that are completed and whose bytes retention deleted."""
         self.buried_dropped = 0
@@ -151,6 +154,8 @@ class State:
         self.leases = Leases()
         self.by_wall = Calendar()
         self.by_elapsed = Calendar()
+        self.new_times = NewTimes()
+        """Of items whose time was changed: the calendars may still have their old times. Not stored."""
         self.ttl = Calendar()
         self.backing_off: dict[int, int] = {}
         """offset → key, of keyed items whose back-off holds their key."""
@@ -220,9 +225,11 @@ class State:
             return found.runs
         if state is ItemState.LEASED:
             return self.leased_within(start, stop).runs
+        if state is ItemState.COMPLETED:
+            return RunSet(self.completed.within(start, stop)).subtract(self.cancelled.within(start, stop))
         sets = {
             ItemState.SCHEDULED: self.scheduled,
-            ItemState.COMPLETED: self.completed,
+            ItemState.CANCELLED: self.cancelled,
             ItemState.BURIED: self.buried_set,
             ItemState.MOVING: self.moving,
         }
@@ -235,7 +242,7 @@ class State:
         if offset not in self.outside_lanes or offset in self.passed_over:
             return ItemState.READY
         if offset in self.completed:
-            return ItemState.COMPLETED
+            return ItemState.CANCELLED if offset in self.cancelled else ItemState.COMPLETED
         if offset in self.buried_set:
             return ItemState.BURIED
         if offset in self.moving:
@@ -252,7 +259,34 @@ class State:
         ready = self.ready
         scheduled, completed, buried, moving = len(self.scheduled), len(self.completed), len(self.buried_set), len(self.moving)
         leased = self.next_offset - ready - scheduled - completed - buried - moving
-        return Counts(ready, scheduled, leased, completed, buried, moving)
+        cancelled = len(self.cancelled)
+        return Counts(ready, scheduled, leased, completed - cancelled, buried, moving, cancelled)
+
+    def due_by(self, by_wall: bool) -> Callable[[CalendarEntry], list[int]]:
+        """Gives the runs of the items that an entry of a calendar makes ready: scheduled items, each by one entry.
+
+        Call it with the calendar's entries in order.
+        """
+        scheduled, times = self.scheduled, self.new_times
+        if not times:
+            return lambda entry: scheduled.within(entry.start, entry.stop)
+        given = RunSet()
+
+        def due(entry: CalendarEntry) -> list[int]:
+            found = RunSet(scheduled.within(entry.start, entry.stop))
+            for offset in times.changed_within(entry.start, entry.stop):
+                if offset in given or not times.is_current(offset, by_wall, entry.when):
+                    found.remove(offset, offset + 1)
+                elif offset in scheduled:
+                    given.add(offset, offset + 1)
+            return found.runs
+
+        return due
+
+    def duplicate_of(self, dedup_id: bytes, now: int) -> int | None:
+        """The item that was produced with a dedup id within its window; None for none, or if that was cancelled."""
+        found = self.dedup.get(dedup_id, now)
+        return None if found is not None and found in self.cancelled else found
 
     def next_due(self) -> tuple[int | None, int | None]:
         """When the next lease, schedule or ttl comes due: by elapsed time and by wall time."""

@@ -13,7 +13,7 @@ from penstock.rules.runs import count, pairs
 from penstock.rules.state import Counts, State
 from penstock.words.clock import Moment
 
-VERSION = 2
+VERSION = 3
 
 
 class Summary(msgspec.Struct, array_like=True):
@@ -54,7 +54,8 @@ class Summary(msgspec.Struct, array_like=True):
 def moved_or_lost(state: State) -> int:
     """How many items are in the state completed because they were moved to another partition or lost."""
     both = sum(count(state.lost.within(start, stop)) for start, stop in pairs(moved_runs(state))) if state.lost else 0
-    return state.moved_items + len(state.lost) - both
+    cancelled = sum(count(state.lost.within(*pair)) for pair in pairs(state.cancelled.runs)) if state.lost else 0
+    return state.moved_items + len(state.lost) - both - cancelled
 
 
 def must_stay_open(state: State) -> bool:

@@ -1,8 +1,8 @@
 """Timers: leases expire, scheduled items become ready, ttls end.
 
-Owns: `decide_due` and the application of its records. One call decides about `limit` items; the caller checks
-`State.next_due` and calls again. A lease expires only after its deadline, whatever the attempts of its items. A ttl
-never buries a leased item, but it buries an item that is returned after its ttl ended.
+Owns: `decide_due` and the application of its records, `into_lane` and `end_back_off`. One call decides about `limit`
+items; the caller checks `State.next_due` and calls again. A lease expires only after its deadline, whatever the
+attempts of its items. A ttl never buries a leased item, but it buries an item that is returned after its ttl ended.
 """
 
 from penstock.rules.calendar import Calendar
@@ -34,10 +34,11 @@ def decide_due(state: State, now: Moment, limit: int, blocks: BlockSource) -> li
 
 def _due(state: State, calendar: Calendar, now: int, limit: int, *, by_wall: bool) -> Due:
     entries = calendar.due(now, limit)
+    part = state.due_by(by_wall)
     runs: list[int] = []
     tags: list[int] = []
     for entry in entries:
-        for start, stop in pairs(state.scheduled.within(entry.start, entry.stop)):
+        for start, stop in pairs(part(entry)):
             runs += (start, stop)
             tags.append(entry.tag)
     return Due(by_wall, entries[-1].when, entries[-1].stop - 1, runs, tags)
@@ -86,22 +87,23 @@ def apply_due(state: State, record: Due, now: Moment) -> None:
     for (start, stop), tag in zip(pairs(record.runs), record.tags, strict=True):
         lane = tag & PRIORITY_MASK
         if not state.backing_off or not tag & KEYED:
-            _into_lane(state, start, stop, tag, now)
+            into_lane(state, start, stop, tag, now)
             continue
         for offset in range(start, stop):
             if offset in state.backing_off:
-                _end_back_off(state, offset, lane, now)
+                end_back_off(state, offset, lane, now)
             else:
-                _into_lane(state, offset, offset + 1, tag, now)
+                into_lane(state, offset, offset + 1, tag, now)
 
 
-def _into_lane(state: State, start: int, stop: int, tag: int, now: Moment) -> None:
+def into_lane(state: State, start: int, stop: int, tag: int, now: Moment) -> None:
+    """Make scheduled items ready, at the tail of their lane."""
     state.scheduled.remove(start, stop)
     state.outside_lanes.remove(start, stop)
     state.lanes.add(tag & PRIORITY_MASK, start, stop, tag & KEYED, state.next_offset, now.elapsed)
 
 
-def _end_back_off(state: State, offset: int, lane: int, now: Moment) -> None:
+def end_back_off(state: State, offset: int, lane: int, now: Moment) -> None:
     """Make a keyed item ready at the end of its back-off, as the first of its line."""
     key = state.backing_off.pop(offset)
     state.scheduled.remove(offset, offset + 1)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from penstock.operations import (
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -31,6 +32,7 @@ from penstock.operations import (
     PauseQueue,
     RedriveItems,
     ReleaseKey,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -58,6 +60,8 @@ _PARAMETERS: Mapping[type[Operation[Any]], tuple[str, ...]] = {
     PauseQueue: ("lease", "produce", "partition"),
     CompactQueue: ("partition",),
     ClearItems: ("states", "partition"),
+    CancelItems: ("items",),
+    RescheduleItems: ("items", "at", "delay"),
     SeekItems: ("start",),
     RedriveItems: ("to", "items"),
     ReleaseKey: (),
@@ -191,7 +195,7 @@ def _parameters(operation: Operation[Any], name_of: QueueNames) -> dict[str, Any
         elif name == "to":
             found[name] = _name_or_number(value, name_of)
         elif name == "items":
-            found[name] = "all" if value is None else sum(map(len, value.values()))
+            found[name] = "all" if value is None else sum(map(len, value.values())) if isinstance(value, Mapping) else len(value)
         elif value is not None:
             found[name] = _plain(value)
     return found

@@ -13,10 +13,11 @@ from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.api.arguments import chunk_request
+from penstock.api.arguments import chunk_request, key_and_reference
 from penstock.loop.requests import LeaseResult, SettleAction, SettlePart, StoredPart
 from penstock.operations import (
     AwaitItems,
+    FindItems,
     FindLeases,
     FindOffsets,
     LeaseItems,
@@ -36,6 +37,7 @@ from penstock.server.json_items import (
     BuryBody,
     CompleteBody,
     ExtendBody,
+    FindBody,
     ItemResult,
     ItemsListBody,
     ItemsProblem,
@@ -50,6 +52,7 @@ from penstock.server.json_items import (
     RetryItemBody,
     SettleBody,
     SettleReply,
+    find_reply,
     items_list_reply,
     lease_reply,
     log_read_reply,
@@ -58,6 +61,7 @@ from penstock.server.json_items import (
     to_batch,
 )
 from penstock.server.json_values import (
+    key_bytes_of,
     lease_microseconds,
     parse_position,
     to_microseconds,
@@ -399,6 +403,24 @@ async def items_list(call: JsonCall, body: ItemsListBody) -> Reply:
     if body.partition is not None:
         found = [item for item in found if item.partition == body.partition]
     return await _item_reply(call, [item.batch for item in found], partial(items_list_reply, found))
+
+
+async def find(call: JsonCall, body: FindBody) -> Reply:
+    """Find items by key, reference or both. This scans the queue, about 10,000 items or 8 MiB at a time.
+
+    A reply may have no items although there are some further on: go on while it has a `next_pivot`.
+    """
+    key, reference = key_and_reference(key_bytes_of(body.key, body.key_bytes), body.reference)
+    after: tuple[int, int] | None = None
+    if body.pivot is not None:
+        partition, offset = parse_id(body.pivot)
+        after = partition, offset - 1
+
+    def query(queue: int) -> FindItems:
+        return FindItems(queue=queue, key=key, reference=reference, states=body.states, after=after, limit=body.limit)
+
+    found = await call.on_queue(body.queue_name, query)
+    return await _item_reply(call, [item.batch for item in found.items], partial(find_reply, found))
 
 
 async def log_read(call: JsonCall, body: LogReadBody) -> Reply:

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal
 from msgspec import UNSET, UnsetType, field
 
 from penstock.loop.retention import RetentionResult
-from penstock.reports import HeldKey, ItemEvent, ItemExplanation, OwnerDescription
+from penstock.reports import HeldKey, ItemChange, ItemEvent, ItemExplanation, OwnerDescription
 from penstock.server.json_queues import QueueBody
 from penstock.server.json_values import (
     Base64,
     CursorName,
     ItemId,
+    ItemIds,
     Key,
     Limit,
     PartitionCount,
@@ -24,6 +25,7 @@ from penstock.server.json_values import (
     QueueName,
     ReplyShape,
     RequestShape,
+    Span,
     Time,
     one_given,
     one_true,
@@ -279,6 +281,45 @@ class CompactReply(ReplyShape):
 def compact_reply(found: list[RetentionResult]) -> CompactReply:
     totals: list[int] = [sum(column) for column in zip(*found, strict=True)]
     return CompactReply(*totals)
+
+
+# -- waiting items -----------------------------------------------------------------------------------
+
+
+class CancelBody(QueueBody):
+    """Items that shall not be handled, by their ids."""
+
+    ids: ItemIds
+
+
+class RescheduleBody(QueueBody):
+    """Items that shall be handled at another time, by their ids. Give `at` or `delay`."""
+
+    schema_rules: ClassVar[dict[str, Any]] = {"oneOf": one_given("at", "delay")}
+    ids: ItemIds
+    at: Time | None = None
+    """They are not leased before this time. A time in the past is now."""
+    delay: Span | None = None
+    """The same as a duration from now; 0 is now."""
+
+
+class ItemChangeReply(ReplyShape):
+    """What became of one item."""
+
+    id: str
+    outcome: str
+    """`cancelled` or `rescheduled` if it was; else why not: `leased`, `completed`, `already cancelled`, `buried`,
+    `moving` (on its way to another queue or partition: try again), `moved` (to another queue), or `not found`."""
+
+
+class ItemChangesReply(ReplyShape):
+    """What became of each item, in the order of the ids."""
+
+    items: list[ItemChangeReply]
+
+
+def item_changes_reply(found: list[ItemChange]) -> ItemChangesReply:
+    return ItemChangesReply([ItemChangeReply(one.id, one.outcome) for one in found])
 
 
 # -- keys and cursors --------------------------------------------------------------------------------

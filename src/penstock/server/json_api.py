@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.operations import (
     AwaitItems,
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -20,6 +21,7 @@ from penstock.operations import (
     DescribeOwner,
     EnsureQueue,
     ExplainItem,
+    FindItems,
     FindLeases,
     FindOffsets,
     FindQueue,
@@ -40,6 +42,7 @@ from penstock.operations import (
     ReleaseCursor,
     ReleaseKey,
     ReportProgress,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -124,6 +127,9 @@ ROUTES = (
         (QueueHeld,),
     ),
     Route("/v1/queue.clear", queue_handlers.clear, json_admin.ClearBody, json_admin.CountReply, (ClearItems,)),
+    Route("/v1/queue.find", item_handlers.find, json_items.FindBody, json_items.FindReply, (FindItems,)),
+    Route("/v1/queue.cancel", queue_handlers.cancel, json_admin.CancelBody, json_admin.ItemChangesReply, (CancelItems,)),
+    Route("/v1/queue.reschedule", queue_handlers.reschedule, json_admin.RescheduleBody, json_admin.ItemChangesReply, (RescheduleItems,)),
     Route("/v1/queue.seek", queue_handlers.seek, json_admin.SeekBody, json_admin.CountReply, (SeekItems,)),
     Route(
         "/v1/queue.redrive",

@@ -15,7 +15,7 @@ from penstock.api.items import convert_column, dedup_digests
 from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, StoredPart
 from penstock.operations import Offsets, StateName
-from penstock.reports import ListedItemData
+from penstock.reports import FoundItems, ListedItemData
 from penstock.rules.routing import key_ids
 from penstock.server.json_values import (
     Base64,
@@ -532,6 +532,35 @@ class ItemsListReply(ReplyShape):
     items: list[ListedItemReply]
     next_pivot: str | None = None
     """The pivot of the next page. The last page has no items and no pivot."""
+
+
+class FindBody(RequestShape):
+    """Which items to find. Give a key, a reference or both."""
+
+    schema_rules: ClassVar[dict[str, Any]] = {"anyOf": one_given("key", "key_bytes", "reference")}
+    queue_name: QueueName
+    key: Key | None = None
+    key_bytes: Base64 | None = None
+    """The key in base64. Counts when `key` is given too."""
+    reference: str | None = None
+    pivot: ItemId | None = None
+    """Where to go on: `next_pivot` of the reply before."""
+    limit: Limit = 100
+    states: list[StateName] = field(default_factory=list)
+    """Only items in these states; none for all."""
+
+
+class FindReply(ReplyShape):
+    """The items that one step of the scan found, by partition and offset."""
+
+    items: list[ListedItemReply]
+    next_pivot: str | None = None
+    """The pivot of the next step, also if this one found no items. The last one has none."""
+
+
+def find_reply(found: FoundItems) -> FindReply:
+    after = None if found.after is None else format_id(found.after[0], found.after[1] + 1)
+    return FindReply(items=[listed_item(item) for item in found.items], next_pivot=after)
 
 
 def listed_item(found: ListedItemData) -> ListedItemReply:

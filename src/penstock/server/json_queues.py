@@ -311,6 +311,8 @@ class PartitionStatsReply(ReplyShape):
     """Buried items that retention will delete soon."""
     buried_drop_seconds: float = 0.0
     """Time until it deletes the first of those."""
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
     error: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -355,6 +357,8 @@ class StatsReply(ReplyShape):
     """Buried items that retention has ever deleted."""
     holder: str = ""
     """The consumer that alone may lease from the queue."""
+    cancelled: int = 0
+    """Cancelled items that retention has not deleted yet."""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -380,5 +384,6 @@ def stats_reply(found: QueueStats) -> StatsReply:
         found.transfers,
         found.buried_dropped,
         found.holder,
+        found.cancelled,
         found.warnings,
     )

@@ -62,6 +62,7 @@ Key: TypeAlias = Annotated[str, _shown(maxLength=MAX_KEY_BYTES)]
 RequestName: TypeAlias = Annotated[str, _shown(minLength=1, maxLength=MAX_NAME_BYTES)]
 CursorName: TypeAlias = RequestName
 ItemId: TypeAlias = Annotated[str, _shown(pattern=f"^{_ID}$", examples=["0-17"])]
+ItemIds: TypeAlias = Annotated[list[ItemId], Meta(min_length=1, max_length=MAX_BATCH_ITEMS)]
 TokenText: TypeAlias = Annotated[str, _shown(pattern=f"^{_TOKEN}$")]
 IdOrToken: TypeAlias = Annotated[str, _shown(pattern=f"^({_ID}|{_TOKEN})$")]
 LogPosition: TypeAlias = Annotated[str, _shown(anyOf=[{"enum": ["oldest", "newest"]}, {"format": "date-time", "pattern": f"^{_TIME}$"}])]

@@ -15,6 +15,7 @@ from penstock.api._async.broker import AsyncBroker
 from penstock.api.cursor_lags import cursor_lags
 from penstock.api.homes import AsyncHome
 from penstock.operations import (
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -34,6 +35,7 @@ from penstock.operations import (
     ReadStats,
     ReleaseCursor,
     ReleaseKey,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -44,6 +46,7 @@ from penstock.rules.options import check_name
 from penstock.rules.routing import key_id
 from penstock.server.json_admin import (
     BrokerReply,
+    CancelBody,
     ClearBody,
     CompactReply,
     CountReply,
@@ -53,6 +56,7 @@ from penstock.server.json_admin import (
     EmptyReply,
     ExplainReply,
     HeldKeysBody,
+    ItemChangesReply,
     ItemIdBody,
     KeyBody,
     MoveCursorBody,
@@ -63,6 +67,7 @@ from penstock.server.json_admin import (
     RedriveBody,
     RedriveReply,
     RedriveSampleReply,
+    RescheduleBody,
     ResizeBody,
     SeekBody,
     broker_reply,
@@ -70,6 +75,7 @@ from penstock.server.json_admin import (
     explain_reply,
     held_keys_reply,
     history_reply,
+    item_changes_reply,
     states_to_clear,
 )
 from penstock.server.json_call import JsonCall
@@ -88,7 +94,7 @@ from penstock.server.json_queues import (
     stats_reply,
     to_options,
 )
-from penstock.server.json_values import key_bytes_of, wait_microseconds
+from penstock.server.json_values import key_bytes_of, to_microseconds, wait_microseconds
 from penstock.server.served_request import Reply
 from penstock.words.errors import InvalidRequest, QueueNotEmpty
 from penstock.words.ids import parse_id
@@ -224,6 +230,28 @@ async def clear(call: JsonCall, body: ClearBody) -> CountReply:
     """Complete all items in some states without handling them."""
     states = states_to_clear(body)
     return CountReply(await call.on_queue(body.queue_name, lambda queue: ClearItems(queue=queue, states=states, partition=body.partition)))
+
+
+async def cancel(call: JsonCall, body: CancelBody) -> ItemChangesReply:
+    """Remove items that wait, for good: they are never leased. Leased and resolved items are not changed.
+
+    Each item has its own outcome; the status is 200 even if no item was cancelled.
+    """
+    items = arguments.positions_of(body.ids)
+    return item_changes_reply(await call.on_queue(body.queue_name, lambda queue: CancelItems(queue=queue, items=items)))
+
+
+async def reschedule(call: JsonCall, body: RescheduleBody) -> ItemChangesReply:
+    """Give items that wait another time. Leased and resolved items are not changed.
+
+    A rescheduled item gives up its place in the order of its key: it takes the last one when its time comes. Each item
+    has its own outcome; the status is 200 even if no item was rescheduled.
+    """
+    at, _ = arguments.new_time(body.at, None if body.delay is None else 0)
+    delay = 0 if body.delay is None else to_microseconds(body.delay, "delay")
+    items = arguments.positions_of(body.ids)
+    found = await call.on_queue(body.queue_name, lambda queue: RescheduleItems(queue=queue, items=items, at=at, delay=delay))
+    return item_changes_reply(found)
 
 
 async def seek(call: JsonCall, body: SeekBody) -> CountReply:

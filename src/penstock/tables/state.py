@@ -76,7 +76,8 @@ class _StateLookup:
                 ItemState.LEASED: state.leased_within(start, stop).runs,
                 ItemState.BURIED: state.buried_set.within(start, stop),
                 ItemState.MOVING: state.moving.within(start, stop),
-                ItemState.COMPLETED: state.completed.within(start, stop),
+                ItemState.COMPLETED: RunSet(state.completed.within(start, stop)).subtract(state.cancelled.within(start, stop)),
+                ItemState.CANCELLED: state.cancelled.within(start, stop),
             }
             found += sorted(((low, high, item_state) for item_state, its in known.items() for low, high in pairs(its)), key=itemgetter(0))
         return found
@@ -101,10 +102,10 @@ class _StateLookup:
     def due(self) -> dict[int, int]:
         """The wall time at which each scheduled item becomes ready, by offset."""
         found: dict[int, int] = {}
-        scheduled = self.state.scheduled
-        for calendar, wall in ((self.state.by_elapsed, self.wall), (self.state.by_wall, int)):
+        for calendar, by_wall, wall in ((self.state.by_elapsed, False, self.wall), (self.state.by_wall, True, int)):
+            part = self.state.due_by(by_wall)
             for entry in calendar:
-                for offset in offsets(scheduled.within(entry.start, entry.stop)):
+                for offset in offsets(part(entry)):
                     found.setdefault(offset, wall(entry.when))
         return found
 

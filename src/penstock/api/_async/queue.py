@@ -11,19 +11,21 @@ from penstock.api import arguments
 from penstock.api._async import lease as leases
 from penstock.api._async.cursor import AsyncCursor
 from penstock.api._async.lease import AsyncLeaseBatch
-from penstock.api.arguments import ListedItem, RequestId, Seconds, Start
+from penstock.api.arguments import FoundPage, ListedItem, RequestId, Seconds, Start
 from penstock.api.homes import AsyncHome, Home
-from penstock.api.items import ItemSource, NewItems, single_item_batch, to_batch
+from penstock.api.items import Item, ItemSource, NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
 from penstock.api.traces import active_tracer
 from penstock.loop.requests import LeaseResult, SettleAction, StoredPart
 from penstock.loop.retention import RetentionResult
 from penstock.operations import (
+    CancelItems,
     ClearItems,
     CompactQueue,
     DeleteQueue,
     ExplainItem,
+    FindItems,
     FindQueue,
     LeaseItems,
     ListCursors,
@@ -34,12 +36,13 @@ from penstock.operations import (
     ReadHistory,
     ReadStats,
     ReleaseKey,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
     UpdateQueue,
 )
-from penstock.reports import HeldKey, ItemEvent, ItemExplanation, QueueStats
+from penstock.reports import HeldKey, ItemChange, ItemEvent, ItemExplanation, QueueStats
 from penstock.words.batch import Batch, check_name
 from penstock.words.errors import QueueNotFound
 from penstock.words.ids import LAST_PARTITION, parse_id
@@ -321,13 +324,37 @@ class AsyncQueue:
     async def items(self, state: str | Sequence[str] | None = None, after: str | None = None, limit: int = 100) -> list[ListedItem]:
         """Return items, by partition, oldest first, at most `limit` of them.
 
-        state: a state or several: "ready", "scheduled", "leased", "completed", "buried", "moving". None is all.
+        state: a state or several: "ready", "scheduled", "leased", "completed", "buried", "moving",
+            "cancelled". None is all.
         after: an item id; return only items after it. For the next page, give the last id of this page.
         """
         states, start, limit = arguments.states_of(state), None if after is None else parse_id(after), arguments.page_limit(limit)
         query = ListItems(queue=self._incarnation, states=states, after=start, limit=limit)
         source = ItemSource(self._name)
         return [ListedItem(source, found) for found in await self._home.call(query)]
+
+    async def find(
+        self,
+        *,
+        key: str | bytes | None = None,
+        reference: str | None = None,
+        state: str | Sequence[str] | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> FoundPage:
+        """Return items with a key, a reference or both, by partition, oldest first, at most `limit` of them.
+
+        state: as for `items`. To find what can still be cancelled, give ("ready", "scheduled").
+        after: where to go on: the attribute `after` of the page before.
+
+        There is no index of keys and references: this is a scan. A call reads about 10,000 items or 8 MiB, those in the
+        given states, and the queue does nothing else meanwhile. So a page may be empty although there are items further
+        on: the end is reached when the attribute `after` of the page is None.
+        """
+        name, text = arguments.key_and_reference(key, reference)
+        states, start, limit = arguments.states_of(state), None if after is None else parse_id(after), arguments.page_limit(limit)
+        query = FindItems(queue=self._incarnation, key=name, reference=text, states=states, after=start, limit=limit)
+        return arguments.found_page(ItemSource(self._name), await self._home.call(query))
 
     async def held_keys(self, limit: int = 100) -> list[HeldKey]:
         """Return the keys that are not free, those with the most waiting items first, and why (`.why`)."""
@@ -363,6 +390,33 @@ class AsyncQueue:
         Returns the number of buried items that the key was parked for; they stay buried.
         """
         return await self._home.call(ReleaseKey(queue=self._incarnation, key=arguments.key_id_of(key)))
+
+    async def cancel(self, *items: str | Item) -> list[ItemChange]:
+        """Remove items that wait, for good, and return what became of each, in their order.
+
+        items: ids, or items as `find` and `items` return them, at most 10,000.
+
+        Ready and scheduled items are cancelled, also those that a key holds back. Leased items are not, nor are those
+        that are completed, buried or on their way to another queue: the attribute `outcome` of each result says so. A
+        cancelled item is never leased, not even after a seek; its dedup id can be used again.
+        """
+        return await self._home.call(CancelItems(queue=self._incarnation, items=arguments.positions_of(items)))
+
+    async def reschedule(self, *items: str | Item, at: datetime | None = None, delay: Seconds | None = None) -> list[ItemChange]:
+        """Give items that wait another time, and return what became of each, in their order.
+
+        items: as for `cancel`; the same items are refused.
+        at: the items are not leased before this time. A time in the past is now.
+        delay: the same as a duration from now; 0 is now.
+
+        A rescheduled item gives up its place in the order of its key and holds nothing: other items of the key go on,
+        and it takes the last place when its time comes. An item that backs off after a retry also gives up its place,
+        unless it is rescheduled to now: then its back-off ends, and it is the first of its key. A ready item that is
+        rescheduled to now keeps its place. The ttl of an item does not change.
+        """
+        when, wait = arguments.new_time(at, delay)
+        operation = RescheduleItems(queue=self._incarnation, items=arguments.positions_of(items), at=when, delay=wait)
+        return await self._home.call(operation)
 
     # -- administration ------------------------------------------------------------------------------
 
