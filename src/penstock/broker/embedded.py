@@ -241,7 +241,7 @@ class EmbeddedBroker:
         """Run a request that the broker itself made, in the loop of one queue, and wait for its answer."""
         return self.loop(incarnation).call(request)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: object = None, /) -> None:
         self.loop(queue).engine.auto_extended_leases[partition, lease] = None
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:

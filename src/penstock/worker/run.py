@@ -132,9 +132,16 @@ class WorkerRun:
                 self._invoker.call_hook(self._settings.hooks.late, queue, item)
 
     def lease_lost(self, lease: WorkerLease) -> None:
-        """Remove the items of a lost lease from the buffer."""
-        for pair in self._buffer.remove(lease):
+        """Return the items of a lease that has ended, or may have, which wait in the buffer."""
+        found = self._buffer.remove(lease)
+        for pair in found:
             self._settlers[lease.source].settle(pair, RETURNED)
+        if self._buffer.has_next:
+            self._pool.wake_more()  # a handler may have found the buffer empty meanwhile
+        if found:
+            text = "%d leased items of queue %r are returned unhandled: their lease has ended, or could not be extended in time"
+            about = log_fields(queue=lease.source.name, partition=lease.partition, worker=self._settings.name)
+            _log.warning(text, len(found), lease.source.name, extra=about)
 
     def _is_idle(self) -> bool:
         """Whether no item is in hand, and the queues gave none when they were last asked."""
