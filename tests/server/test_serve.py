@@ -109,7 +109,12 @@ def test_it_serves_until_a_signal_and_drains(orders_cli: CommandLine, tmp_path: 
                 program.signal(signal.SIGTERM)
                 assert client.answer(LeaseItems) == []
                 assert manager.recv(1000).decode() == "STOPPING=1\nSTATUS=draining"
-                assert program.end() == (0, "", "penstock: draining: 1 request, 1 waiting lease\npenstock: closed\n")
+                code, out, err = program.end()
+                assert (code, out) == (0, "")
+                assert [line for line in err.splitlines() if str(orders_cli.target) not in line] == [
+                    "penstock: draining: 1 request, 1 waiting lease; a second signal (Ctrl-C) ends at once",
+                    "penstock: closed",
+                ]
                 assert idle.connection.sock.recv(1) == other.connection.sock.recv(1) == b""
     assert not ready.exists() and not unix.exists()
     assert orders_cli.json("stats")["owner"] is None
