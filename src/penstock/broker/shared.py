@@ -273,6 +273,8 @@ class SharedBroker:
         try:
             connection = WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
             self._compare_roots(connection.owner.roots)
+            if self._owner is None:
+                _log.info("this process (%d) uses %s through its owner (%s)", os.getpid(), self.directory, holder)
             return connection
         except OSError as error:
             raise ConnectionLost(str(error)) from error

@@ -93,7 +93,7 @@ class Partition:
         self._policy = policy.validate() if policy is not None else None
         self._segment_bytes = segment_bytes
         self._segment_age = segment_age
-        self._free_space = FreeSpaceCheck(log, min_free_bytes)
+        self.free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
         """Buried items that retention deleted; the caller logs them and clears the list."""
         self.maintenance_error: StorageFailed | None = None
@@ -234,8 +234,8 @@ class Partition:
         run it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
         """
         self._check_usable()
-        if self._free_space.bytes and type(command) is Produce and command.source is None:
-            self._free_space.check()
+        if self.free_space.bytes and type(command) is Produce and command.source is None:
+            self.free_space.check()
         now = self.now()
         if self._fetched:
             self._blocks.trim()
@@ -483,7 +483,7 @@ class Partition:
         self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
         self._segment_room -= size
         self.tally.written += size
-        self._free_space.used(size)
+        self.free_space.used(size)
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:
