@@ -216,7 +216,6 @@ class WorkerRun:
         handled = max(0, self._counters.in_hand - len(self._buffer))
         if self._settings.hooks.draining is not None:
             self._invoker.call_hook(self._settings.hooks.draining, self._queues, handled)
-        self._log(logging.INFO, f"drains: it starts no more handlers and waits for those that run; {handled} items are being handled")
         if self._settings.drain_timeout is not None:
             self._drain_deadline = self._now() + self._settings.drain_timeout
         if self._empty_watch is not None:
@@ -225,6 +224,7 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.join()
         self._return_buffered()
+        self._log(logging.INFO, f"drains: {handled} items are being handled; it starts no more handlers and waits for those that run")
         self._pool.close()
 
     def _log(self, level: int, what: str) -> None:
