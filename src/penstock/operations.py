@@ -11,7 +11,7 @@ was refused (`Refused`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar, Union, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, Union, get_args
 
 import msgspec
 
@@ -502,6 +502,15 @@ AnswerCallback: TypeAlias = Callable[[Any], None]
 Cancel: TypeAlias = Callable[[], None]
 
 
+class LeaseDoubt(NamedTuple):
+    """Whom to tell when a lease that is extended automatically has ended, or may have."""
+
+    safe_until: int
+    """Until then, by the monotonic clock of the home, it lasts without an extension."""
+    tell: Callable[[], None]
+    """Must not block. Called in any thread; once, and once more after each extension that was followed by none."""
+
+
 class Home(Protocol):
     """Answers operations."""
 
@@ -520,8 +529,12 @@ class Home(Protocol):
         """
         ...
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        """Extend a lease of so many seconds automatically until `stop_extending`, or until this process ends."""
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        """Extend a lease of so many seconds automatically until `stop_extending`, or until this process ends.
+
+        doubt: whom to tell when the lease has ended, or may have, because the broker could not be reached in time.
+        The broker of this process always extends in time, and never calls it.
+        """
         ...
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None: ...

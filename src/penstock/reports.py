@@ -282,6 +282,8 @@ class PartitionMetrics(msgspec.Struct, frozen=True):
     freed_bytes: int = 0
     """Bytes that retention freed."""
     freed_segments: int = 0
+    findings: int = 0
+    """How many torn tails and damaged side files were found when it was opened."""
 
 
 class QueueMetrics(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from penstock.operations import (
     CreateQueue,
     DeleteQueue,
     FindQueue,
+    LeaseDoubt,
     LeaseItems,
     Operation,
     ProduceItems,
@@ -518,6 +519,21 @@ def test_leases_are_extended_until_that_is_stopped_or_they_have_ended(server: Sc
     client.call(produce())
     found = [server.received.get(timeout=WAIT) for _ in range(server.received.qsize())]
     assert len(found) <= 2 and isinstance(found[-1], ProduceItems)
+
+
+def test_the_holder_of_a_lease_is_told_when_it_may_have_ended(server: ScriptedServer, client: HttpBroker) -> None:
+    told: SimpleQueue[None] = SimpleQueue()
+    client.auto_extend(7, 0, 5, 0.03, LeaseDoubt(client.clock.read().elapsed + SECOND // 30, lambda: told.put(None)))
+    told.get(timeout=WAIT)  # no answer came in the time of the lease
+    client.stop_extending(7, 0, 5)
+    server.answer([Settled(1)], [ENDED])
+    client.auto_extend(7, 0, 6, 0.03, LeaseDoubt(client.clock.read().elapsed + 100 * SECOND, lambda: told.put(None)))
+    told.get(timeout=WAIT)  # the server said that it has ended
+    server.answer(STORED)
+    client.call(produce())
+    found = [server.received.get(timeout=WAIT) for _ in range(3)]
+    assert [type(operation) for operation in found] == [SettleItems, SettleItems, ProduceItems], "it is not extended any more"
+    assert told.empty()
 
 
 def test_an_extension_that_fails_is_tried_again(server: ScriptedServer, client: HttpBroker) -> None:

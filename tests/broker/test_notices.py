@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import OutcomeUnknown, StorageFailed
-from penstock.loop.notices import BURIAL_LINES
-from penstock.operations import ClearItems, RedriveItems, SeekItems
+from penstock.errors import OutcomeUnknown, QueueFull, StorageFailed
+from penstock.loop.notices import BURIAL_LINES, STATE_LINES
+from penstock.operations import ClearItems, ReadMetrics, RedriveItems, SeekItems
 from penstock.testing import SimulatedFiles
 from tests.broker.broker_under_test import BrokerUnderTest, keys_at
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage, partly_failing_disk
@@ -127,6 +127,31 @@ def test_a_partition_that_fails_and_heals_is_logged_once_each(patchy: BrokerUnde
     assert lines.take() == [("INFO", "partition 2 of queue 'q' works again")]
 
 
+def test_a_partition_that_fails_again_and_again_is_logged_only_so_often(lines: LogLines) -> None:
+    files = PartlyFailingFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue = broker.create()
+    lines.take()
+    for _ in range(STATE_LINES):
+        files.break_partition(0)
+        with pytest.raises((StorageFailed, OutcomeUnknown)):
+            queue.produce("lost")
+        files.failing_paths.clear()
+        broker.advance_in_steps(0.7)
+        queue.produce("kept")
+    assert len(lines.take()) == STATE_LINES
+    files.break_partition(0)
+    with pytest.raises((StorageFailed, OutcomeUnknown)):
+        queue.produce("lost")
+    assert lines.take() == []
+    broker.advance_in_steps(60)
+    ((_, text),) = lines.take()
+    assert "is failing" in text
+    files.failing_paths.clear()
+    broker.advance_in_steps(10)
+    broker.embedded.close()
+
+
 def test_what_an_opening_finds_is_logged(lines: LogLines) -> None:
     files = SimulatedFiles()
     broker = BrokerUnderTest(SimulatedStorage(files))
@@ -160,6 +185,52 @@ def test_a_torn_tail_is_logged(lines: LogLines) -> None:
     queue.open_all()
     (told,) = [text for level, text in lines.take() if level == "WARNING"]
     assert told.startswith("at the opening of partition 0 of queue 'q': ") and "cut" in told
+    assert [warning for warning in queue.stats().warnings if "partition 0, when opened: " in warning and "cut" in warning]
+    assert [one.findings for one in broker.embedded.call(ReadMetrics()).queues["q"].partitions] == [1]
+    broker.embedded.close()
+
+
+def test_a_disk_without_room_for_new_items_is_logged_once(lines: LogLines) -> None:
+    files = SimulatedFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files), min_free_bytes=1_000_000)
+    queue = broker.create(partitions=2)
+    queue.open_all()
+    lines.take()
+    files.set_free_bytes(10_000)
+    for _ in range(3):
+        with pytest.raises(QueueFull):
+            queue.produce("a")
+    ((level, text),) = lines.take()
+    assert level == "WARNING" and text.startswith("queue 'q' takes no new items, the disk of partition ")
+    assert "only 10,000 bytes are free and 1,000,000 must stay so; make room, or wait for retention" in text
+    (warning,) = queue.stats().warnings
+    assert "takes no new items: only 10,000 bytes are free" in warning
+    assert broker.embedded.call(ReadMetrics()).queues["q"].errors == {"queue_full": 3}
+    files.set_free_bytes(None)
+    assert queue.stats().warnings == []
+    for _ in range(4):
+        queue.produce("a")
+    assert lines.take() == [("INFO", "queue 'q' takes new items again: the disk has room")]
+    broker.embedded.close()
+
+
+def test_a_full_disk_is_logged(lines: LogLines) -> None:
+    files = SimulatedFiles()
+    broker = BrokerUnderTest(SimulatedStorage(files))
+    queue = broker.create()
+    queue.produce("a")
+    lines.take()
+    files.set_free_bytes(10)
+    for _ in range(2):
+        with pytest.raises((StorageFailed, OutcomeUnknown)):
+            queue.produce("b" * 1_000)
+    ((level, text),) = lines.take()
+    assert level == "WARNING" and text.startswith("partition 0 of queue 'q' is failing: ") and "the disk is full" in text
+    (warning,) = [warning for warning in queue.stats().warnings if "failing" in warning]
+    assert "the disk is full" in warning
+    files.set_free_bytes(None)
+    broker.advance_in_steps(10)
+    assert lines.take() == [("INFO", "partition 0 of queue 'q' works again")]
     broker.embedded.close()
 
 

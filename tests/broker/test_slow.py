@@ -96,6 +96,17 @@ def test_the_other_partitions_produce_and_lease(hanging: QueueWithSlowPartition)
         hanging.broker.advance_in_steps(0.4)
 
 
+def test_slowness_and_its_end_are_logged(hanging: QueueWithSlowPartition, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "penstock")
+    hanging.slow()
+    hanging.broker.advance_in_steps(5)
+    hanging.answer()
+    hanging.broker.turn()
+    slow, well = [(record.levelname, record.getMessage()) for record in caplog.records if f"partition {SLOW} of" in record.getMessage()]
+    assert slow[0] == "WARNING" and slow[1].startswith(f"partition {SLOW} of queue 'q' is slow: its disk has not answered for 0.")
+    assert well == ("INFO", f"partition {SLOW} of queue 'q' works again")
+
+
 def test_items_without_a_key_go_elsewhere(hanging: QueueWithSlowPartition) -> None:
     """At once: items without a key do not wait for a partition in I/O."""
     hanging.hang()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from tests.cli import programs
 from tests.cli.conftest import CommandLine
 
@@ -93,7 +94,8 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
         programs.python(programs.OPEN, orders_cli.target) as first,
         programs.penstock("own", str(orders_cli.target), "--log-format", "json", "--log-level", "info") as second,
     ):
-        note = json.loads(second.note())
+        connected, note = json.loads(second.note()), json.loads(second.note())
+        assert connected["message"].startswith(f"this process ({second.pid}) uses {orders_cli.target} through its owner (process {first.pid} ")
         assert (note["level"], note["pid"]) == ("info", second.pid)
         assert note["message"].startswith(f"waiting for the owner of {orders_cli.target} (process {first.pid} on ")
         first.write_line()
@@ -105,6 +107,38 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
             f"this process ({second.pid}) now owns {orders_cli.target}: the former owner has ended",
             f"{orders_cli.target} is closed",
         ]
+
+
+@pytest.mark.parametrize("kind", ["own", "serve"])
+def test_what_clients_do_is_in_the_log_of_the_owner(orders_cli: CommandLine, kind: str) -> None:
+    """The owner of a directory, and a server: their clients are other processes."""
+    more = ["--bind", "127.0.0.1:0", "--json"] if kind == "serve" else []
+    with programs.penstock(kind, str(orders_cli.target), "--log-format", "json", "--log-level", "info", *more) as owner:
+        said = owner.line()
+        target = json.loads(said)["urls"][0] if kind == "serve" else str(orders_cli.target)
+        with penstock.open(target, **({} if kind == "serve" else {"own": False})) as broker:
+            queue = broker.create_queue("mail", partitions=2, max_attempts=1)
+            queue.pause()
+            queue.resume()
+            queue.produce("x")
+            queue.lease(wait=10).retry(reason="no card")
+            broker.redrive(queue, to=queue)
+            queue.resize(3)
+            broker.delete_queue("mail", timeout=10)
+        owner.signal(signal.SIGTERM)
+        _, _, err = owner.end()
+    found = [json.loads(line) for line in err.splitlines()]
+    told = [line["message"] for line in found if "queue" in line and "resize" not in line["message"]]
+    assert told == [
+        "queue 'mail' was created, with 2 partitions",
+        "leasing from queue 'mail' is paused and producing to queue 'mail' is paused",
+        "leasing from queue 'mail' is resumed and producing to queue 'mail' is resumed",
+        "item 0-0 of queue 'mail' was buried: attempts spent: no card",
+        "1 items were redriven from queue 'mail' to queue 'mail'",
+        "queue 'mail' has 3 partitions now (before: 2)",
+        "queue 'mail' was deleted",
+    ]
+    assert {line["queue"] for line in found if "queue" in line} == {"mail"}
 
 
 def test_the_log_of_a_server(orders_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

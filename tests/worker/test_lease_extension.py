@@ -3,14 +3,17 @@
 import ctypes
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock
 from penstock import Broker, Item, Queue
 from penstock.broker.embedded import EmbeddedBroker
 from penstock.worker.settings import Hooks
 from penstock.worker.worker import Worker
+from tests.broker.owner_process import BrokerProcess
 from tests.worker.harness import WAIT, HandlerEvents, running_worker, wait_completed, wait_elapsed, wait_until
 
 SECONDS = 1.3
@@ -118,3 +121,30 @@ def test_items_of_a_lost_lease_are_late_and_buffered_ones_are_not_started(broker
     assert one.stats().handled + one.stats().late + one.stats().returned >= 151
     assert b"150" in late.rest()
     assert cleared >= 1
+
+
+def test_no_handler_starts_on_an_item_whose_lease_may_have_ended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The owner does not answer for longer than a lease lasts, while items wait in the worker's buffer."""
+    blocked, go, handled = threading.Event(), threading.Event(), HandlerEvents()
+
+    def handle(item: Item) -> None:
+        handled.add(item.value)
+        if item.value == 150:
+            blocked.set()
+            go.wait(WAIT)
+
+    with BrokerProcess(tmp_path / "data") as owner, penstock.open(tmp_path / "data", own=False) as broker:
+        queue = broker.create_queue("orders", lease_timeout=1)
+        queue.produce_many([*range(400)])
+        one = Worker(queue, handle)
+        with running_worker(one):
+            assert blocked.wait(WAIT)
+            started = handled.rest()
+            owner.freeze()
+            wait_until(lambda: [record for record in caplog.records if "are returned unhandled" in record.getMessage()])
+            go.set()
+            wait_until(lambda: one._run is not None and one._run._pool.free_handlers == 1)  # its handler looked for an item
+            assert not handled.rest()
+            owner.thaw()
+            wait_until(lambda: queue.stats().depth == 0)
+        assert {*started, *handled.rest()} == {*range(400)}

@@ -128,7 +128,7 @@ def test_join_raises_the_error_that_ended_the_run(broker: Broker, caplog: pytest
     broker.close()
     with pytest.raises(BrokerClosed) as caught:
         worker.join(WAIT)
-    assert caplog.messages == [f"Worker('orders', concurrency=1) has ended: {caught.value}"]
+    assert caplog.messages == [f"the worker of queue 'orders' has ended: {caught.value}"]
 
 
 def test_a_started_worker_is_drained_when_the_program_ends(tmp_path: Path) -> None:

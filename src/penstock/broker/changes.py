@@ -4,6 +4,7 @@ Owns: `CHANGE_HANDLERS`, the function for each kind of operation. A handler take
 operation, and runs inside a turn of the queue. Queries are in queries.py.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,8 +35,11 @@ from penstock.rules.calls import RememberedAnswer
 from penstock.rules.commands import AskAgain, ItemCount, ItemOutcome, ItemOutcomes
 from penstock.rules.item_states import ItemState, Transition, states_allowing
 from penstock.rules.outbox import moved_to
-from penstock.words.errors import InvalidRequest, StorageFailed
+from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
 from penstock.words.ids import format_id
+from penstock.words.logs import log_fields
+
+_log = logging.getLogger("penstock")
 
 
 def target_partitions(engine: QueueEngine, partition: int | None) -> list[PartitionHandle]:
@@ -367,6 +371,23 @@ _LOG_LINES: dict[type[Operation[Any]], Callable[..., str]] = {
     CancelItems: _cancel_line,
     RescheduleItems: _reschedule_line,
 }
+
+
+def log_failure(operation: Operation[Any], name_of: Callable[[int], str | None], answer: Any) -> None:
+    """Log the error of an operation whose answer nobody wants."""
+    if isinstance(answer, PenstockError):
+        _log.warning("%s failed: %s", _named(operation, name_of), answer, extra=log_fields(queue=name_of(operation.queue)))
+
+
+def log_bug(operation: Operation[Any], name_of: Callable[[int], str | None]) -> None:
+    """Log the exception that is being handled: a bug of Penstock."""
+    _log.exception("%s went wrong", _named(operation, name_of), extra=log_fields(queue=name_of(operation.queue)))
+
+
+def _named(operation: Operation[Any], name_of: Callable[[int], str | None]) -> str:
+    name = name_of(operation.queue)
+    return type(operation).__name__ if name is None else f"{type(operation).__name__} of queue {name!r}"
+
 
 # -- requests of the broker itself -----------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from penstock.broker.shared import SharedBroker, join_shared
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import TIMEOUT, A, AnswerCallback, Cancel, Home, Operation, PublishWrite, Query, submit_at_once
+from penstock.operations import TIMEOUT, A, AnswerCallback, Cancel, Home, LeaseDoubt, Operation, PublishWrite, Query, submit_at_once
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed
 
@@ -51,8 +51,8 @@ class DirectoryClient:
             return submit_at_once(self.call, operation, done)
         return self._home_for(operation).submit(operation, done)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self._connected().auto_extend(queue, partition, lease, seconds)
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        self._connected().auto_extend(queue, partition, lease, seconds, doubt)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         if self._owner is not None:

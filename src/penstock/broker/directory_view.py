@@ -15,7 +15,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import Target, directories, holder_of, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, Cancel, Operation, Query, submit_at_once
+from penstock.operations import A, AnswerCallback, Cancel, LeaseDoubt, Operation, Query, submit_at_once
 from penstock.wire import address
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import SECOND, Clock, SystemClock
@@ -77,7 +77,7 @@ class DirectoryView:
         """`done` is called before this returns."""
         return submit_at_once(self.call, operation, done)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
         raise InvalidRequest(f"{self._directory} is only looked at; open it with penstock.open to extend leases")
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:

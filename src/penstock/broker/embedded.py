@@ -168,7 +168,7 @@ class EmbeddedBroker:
         return answer
 
     def submit(self, operation: Operation[Any], done: AnswerCallback | None = None, /) -> Cancel:
-        loop, cancel = self._enter(operation, done or partial(_log_failure, operation))
+        loop, cancel = self._enter(operation, done or partial(changes.log_failure, operation, self._name_of))
         if loop is not None:
             loop.wake()
         return cancel
@@ -187,7 +187,7 @@ class EmbeddedBroker:
                 cancels.append(_cannot_cancel)
                 done(error)
             except Exception as error:  # a bug of Penstock: the caller still gets an answer, and so do the others
-                _log.exception("%s went wrong", type(operation).__name__)
+                changes.log_bug(operation, self._name_of)
                 cancels.append(_cannot_cancel)
                 done(caused_by_bug(error))
         for loop in loops.values():
@@ -220,7 +220,7 @@ class EmbeddedBroker:
         except PenstockError as error:
             return error
         except Exception as error:  # a bug of Penstock: the caller still gets an answer
-            _log.exception("%s went wrong", type(operation).__name__)
+            changes.log_bug(operation, self._name_of)
             return caused_by_bug(error)
 
     def _request(self, operation: Operation[Any]) -> Request | None:
@@ -243,7 +243,7 @@ class EmbeddedBroker:
         """Run a request that the broker itself made, in the loop of one queue, and wait for its answer."""
         return self.loop(incarnation).call(request)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: object = None, /) -> None:
         self.loop(queue).engine.auto_extended_leases[partition, lease] = None
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
@@ -537,11 +537,6 @@ def _gone() -> QueueNotFound:
 
 def _cannot_cancel() -> None:
     """Cancels nothing: the operation runs to its end."""
-
-
-def _log_failure(operation: Operation[Any], answer: Any) -> None:
-    if isinstance(answer, PenstockError):
-        _log.warning("%s failed: %s", type(operation).__name__, answer)
 
 
 # -- operations as requests --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from penstock.broker.remote_calls import (
     Sessions,
     items_to_return,
 )
-from penstock.operations import AnswerCallback, FindQueue, LeaseItems, Operation, Query, SettleItems
+from penstock.operations import AnswerCallback, FindQueue, LeaseDoubt, LeaseItems, Operation, Query, SettleItems
 from penstock.wire.connection import ConnectionLost
 from penstock.wire.http_address import HttpAddress, HttpOptions, tls_context
 from penstock.wire.http_calls import ANSWER_TYPE, CALL_PATH, OPERATION_TYPE, VERSION, VERSION_HEADER, decode_error, encode_operation
@@ -188,8 +188,8 @@ class HttpClient:
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._cancel, call)
 
-    def auto_extend(self, lease: tuple[int, int, int], seconds: float) -> None:
-        self._extended.add(lease, seconds, self._clock.read().elapsed)
+    def auto_extend(self, lease: tuple[int, int, int], seconds: float, doubt: LeaseDoubt | None = None) -> None:
+        self._extended.add(lease, seconds, self._clock.read().elapsed, doubt)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._extend_at, self._clock.read().elapsed + int(seconds * SECOND / 3))
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from penstock.broker.http_client import HttpCall, HttpClient
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, Cancel, Operation, PublishWrite
+from penstock.operations import A, AnswerCallback, Cancel, LeaseDoubt, Operation, PublishWrite
 from penstock.wire.http_address import HttpAddress, HttpOptions
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, broker_closed_error
@@ -68,8 +68,8 @@ class HttpBroker:
             raise outcome.with_traceback(None)
         return outcome
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self._running().auto_extend((queue, partition, lease), seconds)
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        self._running().auto_extend((queue, partition, lease), seconds, doubt)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         client = self._client  # another thread may close this broker

@@ -258,7 +258,9 @@ class InboxProcessor:
         except QueueNotFound:
             if write.incarnation in self._queues:  # the queue is being opened
                 raise QueueBusy(f"the queue of {write.label} is not open yet; try again in a moment") from None
-            _log.warning("the queue that %s was written for is deleted, so it is removed", write.label)
+            name = self._name_of(write)
+            text = "the queue that %s was written for (%s) is deleted, so it is removed"
+            _log.warning(text, write.label, name, extra=log_fields(queue=name))
         self._inbox.remove(write)
         self.waiting_writes[write.incarnation] -= 1
 

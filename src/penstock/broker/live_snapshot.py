@@ -15,7 +15,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import Files, Target, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Operation
+from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, LeaseDoubt, Operation
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, broker_closed_error, caused_by_bug
 from penstock.words.threads import InterruptSafePool
@@ -105,9 +105,9 @@ class LiveSnapshot:
         self._pool.submit(run)
         return wanted.clear
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
         with self._reading:
-            self._open().auto_extend(queue, partition, lease, seconds)
+            self._open().auto_extend(queue, partition, lease, seconds, doubt)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         """Nothing is extended here."""

@@ -121,6 +121,7 @@ def _partition(engine: QueueEngine, handle: PartitionHandle, now: int) -> Partit
         items=dict(tally.counts),
         failures=tally.failures,
         slow=tally.slow,
+        findings=tally.findings,
         written_bytes=tally.written,
         freed_bytes=tally.freed_bytes,
         freed_segments=tally.freed_segments,

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.loop.item_cache import Items
+from penstock.loop.partition import Partition
 from penstock.loop.partition_reader import PartitionView, QueueView
 from penstock.loop.retention import buried_to_drop, mean_bytes
 from penstock.loop.turn import QueueEngine
@@ -102,7 +103,11 @@ def stats(queue: QueueView, query: ReadStats) -> QueueStats:
         consumers=consumers,
         resizing=[FenceProgress(number, fence.source, len(fence.slots or ()), len(fence.keys)) for number, fence in fences],
         transfers=sum(len(line) for handle in queue.usable() for line in handle.state.outbox.values()),
-        warnings=[*_warnings(queue.is_dead_queue, partitions, waiting_consumers or bool(holder), consumers), *_hot_key_warning(queue)],
+        warnings=[
+            *_warnings(queue.is_dead_queue, partitions, waiting_consumers or bool(holder), consumers),
+            *_space_warnings(queue),
+            *_hot_key_warning(queue),
+        ],
         holder=holder,
         **totals,
     )
@@ -193,6 +198,14 @@ def _hot_key_warning(queue: QueueView) -> list[str]:
     return [f"{most} items of one key wait for each other (the first is {first}): they are handled one at a time; see the held keys"]
 
 
+def _space_warnings(queue: QueueView) -> Iterator[str]:
+    """Warnings about partitions that have refused new items because their disk is almost full, and still would."""
+    for handle in queue.handles.values():
+        partition = handle.readable_partition
+        if isinstance(partition, Partition) and partition.free_space.refusal and not partition.free_space.has_room():
+            yield f"partition {handle.number} takes no new items: {partition.free_space.refusal}"
+
+
 def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
     ready = sum(one.ready for one in partitions)
     if ready and is_dead_queue:
@@ -214,8 +227,12 @@ def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting
         if one.paused_lease and one.ready:
             yield f"leasing from partition {one.partition} is paused while {one.ready} items are ready; resume it"
         for note in one.notes:
-            if note.startswith("damage"):
-                yield f"partition {one.partition}: {note}; run verify, then repair"
+            damaged = note.startswith("damage")
+            yield (
+                f"partition {one.partition}: {note}; run verify, then repair"
+                if damaged
+                else f"partition {one.partition}, when opened: {note}"
+            )
 
 
 # -- one item, held keys -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from penstock.broker.inbox import publish_write
 from penstock.broker.remote_calls import REPEAT_SECONDS, LeaseExtensions, RemoteCall, Sessions, items_to_return
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import ReadStore, Staging
-from penstock.operations import A, AnswerCallback, Cancel, LeaseItems, Operation, PublishLog, PublishWrite, submit_at_once
+from penstock.operations import A, AnswerCallback, Cancel, LeaseDoubt, LeaseItems, Operation, PublishLog, PublishWrite, submit_at_once
 from penstock.rules.commands import Call
 from penstock.wire.connection import ConnectionLost, SentCall, WireConnection
 from penstock.words.clock import Clock
@@ -206,8 +206,8 @@ class RemoteBroker:
             with suppress(PenstockError):
                 self.submit(items_to_return(sent.queue, sent.answer))
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self._extended.add((queue, partition, lease), seconds, self.clock.read().elapsed)
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        self._extended.add((queue, partition, lease), seconds, self.clock.read().elapsed, doubt)
         if not self._ticking:
             self._wake()
 
@@ -301,6 +301,7 @@ class RemoteBroker:
                 connection = made.get(timeout=TICK_SECONDS)
                 break
             self._end_late_calls()
+            self._extended.report_doubts(self.clock.read().elapsed)
         else:
             connection = made.get()
         if connection is None:

@@ -21,6 +21,7 @@ from penstock.operations import (
     CompactQueue,
     DeleteQueue,
     EnsureQueue,
+    LeaseDoubt,
     LeaseItems,
     Operation,
     Query,
@@ -145,33 +146,62 @@ def items_to_return(queue: int, leased: list[LeaseResult]) -> SettleItems:
     return SettleItems(queue=queue, action="retry", parts=parts, counted=False)
 
 
+class ExtendedLease:
+    """A lease that a client extends."""
+
+    __slots__ = ("asked_at", "doubt", "next_at", "safe_until", "seconds")
+
+    def __init__(self, seconds: float, now: int, doubt: LeaseDoubt | None) -> None:
+        self.seconds = seconds
+        self.doubt = doubt
+        self.safe_until = NEVER if doubt is None else doubt.safe_until
+        """Before then no other consumer can have its items. NEVER: nobody is to be told, or was told already."""
+        self.asked_at = 0
+        """When the extension that is under way was asked for."""
+        self.next_at = now + int(seconds * SECOND / 3)
+        """When to extend it next; NEVER while that is under way."""
+
+    def extended(self, now: int) -> None:
+        self.next_at = now + int(self.seconds * SECOND / 3)
+        if self.doubt is not None:
+            self.safe_until = self.asked_at + int(self.seconds * SECOND)
+
+    def tell(self) -> None:
+        """Tell the holder that the lease has ended or may have, unless that was told since the last extension."""
+        if self.doubt is not None and self.safe_until != NEVER:
+            self.safe_until = NEVER
+            self.doubt.tell()
+
+
 class LeaseExtensions:
     """The leases that a client extends until it is told to stop, each at a third of its time. Threads may share it."""
 
     def __init__(self) -> None:
-        self._extended: dict[tuple[int, int, int], tuple[float, int]] = {}
-        """(queue, partition, lease) → (seconds of the lease, when to extend it next: NEVER while that is under way)."""
+        self._extended: dict[tuple[int, int, int], ExtendedLease] = {}
+        """By queue, partition and lease."""
 
     def __bool__(self) -> bool:
         return bool(self._extended)
 
-    def add(self, lease: tuple[int, int, int], seconds: float, now: int) -> None:
-        self._extended[lease] = seconds, now + int(seconds * SECOND / 3)
+    def add(self, lease: tuple[int, int, int], seconds: float, now: int, doubt: LeaseDoubt | None = None) -> None:
+        self._extended[lease] = ExtendedLease(seconds, now, doubt)
 
     def remove(self, lease: tuple[int, int, int]) -> None:
         self._extended.pop(lease, None)
 
     def next_time(self) -> int | None:
-        """When the next lease is due; None when there is none."""
-        return min((when for _, when in [*self._extended.values()] if when != NEVER), default=None)
+        """When a lease is to be extended, or its end is to be told, next; None when there is nothing to do."""
+        when = min((min(one.next_at, one.safe_until) for one in [*self._extended.values()]), default=NEVER)
+        return None if when == NEVER else when
 
     def due(self, now: int) -> list[tuple[SettleItems, list[tuple[int, int, int]]]]:
         """For each queue, the operation that extends the leases which are due, and these. `answered` must follow."""
+        self.report_doubts(now)
         leases = []
-        for lease, (seconds, when) in [*self._extended.items()]:
-            if when <= now:
+        for lease, known in [*self._extended.items()]:
+            if known.next_at <= now:
                 leases.append(lease)
-                self._extended[lease] = seconds, NEVER
+                known.next_at, known.asked_at = NEVER, now
         found = []
         for queue in {lease[0] for lease in leases}:
             chosen = [lease for lease in leases if lease[0] == queue]
@@ -179,15 +209,22 @@ class LeaseExtensions:
             found.append((SettleItems(queue=queue, action="extend", parts=parts), chosen))
         return found
 
+    def report_doubts(self, now: int) -> None:
+        """Tell the holders of leases that were not extended in time."""
+        for known in [*self._extended.values()]:
+            if known.safe_until <= now:
+                known.tell()
+
     def answered(self, leases: list[tuple[int, int, int]], outcome: Any, now: int) -> None:
         """Take the outcome of an extension of these leases."""
         for index, lease in enumerate(leases):
             known = self._extended.get(lease)
             if known is None:
                 continue
-            if isinstance(outcome, PenstockError):
-                self._extended[lease] = known[0], now + EXTEND_AGAIN
-            elif isinstance(outcome[index], Refused) and not outcome[index].error().retryable:
-                self._extended.pop(lease, None)  # it has ended: its holder learns that when it settles
+            if isinstance(outcome, PenstockError) or (isinstance(outcome[index], Refused) and outcome[index].error().retryable):
+                known.next_at = now + EXTEND_AGAIN
+            elif isinstance(outcome[index], Refused):
+                self._extended.pop(lease, None)
+                known.tell()
             else:
-                self.add(lease, known[0], now)
+                known.extended(now)

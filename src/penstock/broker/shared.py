@@ -25,7 +25,7 @@ from penstock.broker.remote import RemoteBroker
 from penstock.logs.backends import FileStore, Target, directories, holder_of, holds_broker, open_directory, open_read_only, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, Cancel, Home, Operation, submit_each
+from penstock.operations import A, AnswerCallback, Cancel, Home, LeaseDoubt, Operation, submit_each
 from penstock.wire import address
 from penstock.wire.connection import NO_ANSWER, ConnectionLost, WireConnection
 from penstock.wire.socket_server import WireServer
@@ -119,8 +119,8 @@ class SharedBroker:
         InterruptSafeThread(open_and_submit)
         return cancel
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        (self._owner or self._home()).auto_extend(queue, partition, lease, seconds)
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        (self._owner or self._home()).auto_extend(queue, partition, lease, seconds, doubt)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         for home in (self._owner, self._remote):  # it may have become the owner since the lease was given
@@ -273,6 +273,8 @@ class SharedBroker:
         try:
             connection = WireConnection(address.connect(self.directory, holder.socket), holder.secret, self.clock, deadline)
             self._compare_roots(connection.owner.roots)
+            if self._owner is None:
+                _log.info("this process (%d) uses %s through its owner (%s)", os.getpid(), self.directory, holder)
             return connection
         except OSError as error:
             raise ConnectionLost(str(error)) from error
@@ -405,8 +407,8 @@ class SharedHome:
             raise broker_closed_error()
         return self.broker.submit_all(submitted)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, /) -> None:
-        self.broker.auto_extend(queue, partition, lease, seconds)
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float, doubt: LeaseDoubt | None = None, /) -> None:
+        self.broker.auto_extend(queue, partition, lease, seconds, doubt)
 
     def stop_extending(self, queue: int, partition: int, lease: int, /) -> None:
         self.broker.stop_extending(queue, partition, lease)

@@ -32,6 +32,7 @@ from penstock.operations import (
     ExplainItem,
     FindQueue,
     FindWrite,
+    LeaseDoubt,
     ListQueues,
     Operation,
     ReadGrant,
@@ -168,7 +169,7 @@ class Snapshot:
         """`done` is called before this returns."""
         return submit_at_once(self.call, operation, done)
 
-    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, /) -> None:
+    def auto_extend(self, queue: int, partition: int, lease: int, seconds: float = 0, doubt: LeaseDoubt | None = None, /) -> None:
         raise InvalidRequest(f"{self._store.name} is open read-only here, and leases are not extended; open it without read_only")
 
     stop_extending = auto_extend

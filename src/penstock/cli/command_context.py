@@ -80,6 +80,9 @@ class CommandContext:
         self._view: DirectoryView | None = None
         self._viewed: Home | None = None
         """The home of the broker that is looked at."""
+        self._shows_display = False
+        """Whether a display is on the terminal that is drawn again and again, such as a progress bar."""
+        self._echo_ended = False
         self.out = Console(highlight=False, soft_wrap=True)
         self.err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -241,6 +244,36 @@ class CommandContext:
         else:
             self.err.print(Text(f"penstock: {text}"))
 
+    def end_echo(self, again: bool = False) -> None:
+        """After Ctrl-C: end the line with the ^C that the terminal echoes, so that what follows has its own line.
+
+        again: it was pressed once more since the last call.
+        """
+        if not (self._shows_display or (self._echo_ended and not again)) and sys.stderr.isatty():
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+        self._echo_ended = True
+
+    @contextmanager
+    def ended_by_interrupt(self) -> Iterator[None]:
+        """A block that Ctrl-C ends without an error."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.end_echo()
+
+    @contextmanager
+    def display(self) -> Iterator[None]:
+        """Mark the block in which a display is drawn again and again. It erases the echo of Ctrl-C."""
+        self._shows_display = True
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._echo_ended = True
+            raise
+        finally:
+            self._shows_display = False
+
     @property
     def _unicode(self) -> bool:
         return (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") == "utf8"
@@ -279,5 +312,5 @@ class CommandContext:
             return
         counts = DownloadColumn() if sizes else MofNCompleteColumn()
         columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counts, TimeElapsedColumn()]
-        with Progress(*columns, console=self.err, transient=self.err.is_terminal) as progress:
+        with self.display(), Progress(*columns, console=self.err, transient=self.err.is_terminal) as progress:
             yield progress

@@ -64,6 +64,8 @@ def command(group: typer.Typer, name: str, more: Iterable[inspect.Parameter] = (
             except (typer.Exit, typer.Abort):
                 raise
             except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    session.end_echo()
                 flags = {str(one.name): one.opts[0] for one in context.command.params if one.param_type_name == "option"}
                 raise typer.Exit(print_error(error, flags, as_log_line=session.log.as_json)) from None
 
@@ -132,7 +134,8 @@ class CommandTree(TyperGroup):
             sys.stdout.flush()
         except BrokenPipeError as error:
             sys.exit(print_error(error))
-        except typer.Abort:
+        except typer.Abort:  # Ctrl-C at a question
+            CommandContext().end_echo()
             sys.exit(INTERRUPTED)
         except SystemExit as error:
             sys.exit(PIPE_CLOSED if isinstance(error.__context__, BrokenPipeError) else error.code)

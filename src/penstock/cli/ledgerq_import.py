@@ -81,11 +81,11 @@ def import_ledgerq(
                 source.counts.imported += len(batch)
         else:
             with session.broker() as broker:
-                _store(broker.queue(queue), source)
+                _store(session, broker.queue(queue), source)
     _answer(session, source, notes, dry_run)
 
 
-def _store(queue: Queue, source: "LedgerReader") -> None:
+def _store(session: CommandContext, queue: Queue, source: "LedgerReader") -> None:
     counts = source.counts
     try:
         for last, batch in source.batches():
@@ -95,7 +95,8 @@ def _store(queue: Queue, source: "LedgerReader") -> None:
         done = f"{text_output.format_count(counts.imported, 'item')} imported before; continue with --after {counts.last_id}"
         raise CommandFailed(f"{error}; {done}", exit_code_of(error)) from None
     except KeyboardInterrupt:
-        typer.echo(f"penstock: stopped; {counts.imported:,} items imported, continue with --after {counts.last_id}", err=True)
+        session.end_echo()
+        session.print_note(f"stopped; {text_output.format_count(counts.imported, 'item')} imported, continue with --after {counts.last_id}")
         raise
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from threading import Event
 from typing import Annotated, Any, NamedTuple
 
@@ -118,7 +118,13 @@ def own(
     options: dict[str, Any] = {"durability": durability, "min_free_bytes": free}
     if not create:
         session.require_broker("penstock own --create")
-    with suppress(KeyboardInterrupt), _interrupted_by_sigterm(), session.log_to_stderr(), closing(_open(session, options)) as home:
+    with (
+        session.ended_by_interrupt(),
+        _interrupted_by_sigterm(),
+        session.log_to_stderr(),
+        closing(_open(session, options)) as home,
+        session.ended_by_interrupt(),  # also before it closes, which may be logged
+    ):
         if not home.wait_until_owner(0):
             session.print_note(f"waiting for {home.broker.describe_owner()} to end")
             _wait(session, home)

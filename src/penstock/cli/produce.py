@@ -171,7 +171,7 @@ def produce(
             items = text_input.csv_items(source, fields, make, _delimiter(delimiter), _columns(columns))
         else:
             items = text_input.json_items(source, fields, make) if split == "jsonl" else text_input.line_items(source, form, make)
-        _load(loader, items)
+        _load(session, loader, items)
     _answer(session, loader)
 
 
@@ -185,14 +185,15 @@ def _produce_one(session: CommandContext, queue: str, item: NewItem, timeout: fl
         session.print_note("an item with this dedup id was produced before: nothing was added")
 
 
-def _load(loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
+def _load(session: CommandContext, loader: ItemLoader, source: Iterable[NumberedItem]) -> None:
     """Store all items. An error also says how many items were stored before it."""
     try:
         loader.load(source)
     except (PenstockError, CommandFailed) as error:
         raise CommandFailed(f"{error}; {text_output.format_count(loader.produced, 'item')} stored before", exit_code_of(error)) from None
     except KeyboardInterrupt:
-        typer.echo(f"penstock: stopped; {text_output.format_count(loader.produced, 'item')} stored before", err=True)
+        session.end_echo()
+        session.print_note(f"stopped; {text_output.format_count(loader.produced, 'item')} stored before")
         raise
 
 

@@ -173,7 +173,7 @@ def _run(session: CommandContext, settings: ServerSettings) -> None:
             settings.addresses, has_keys=_has_keys(session), allowed_without_keys=settings.allow_without_keys, has_tls=tls is not None
         )
         with _bound(settings) as listeners, closing(_audit_log(settings)) as audit, _interrupted_by_sigterm():
-            with suppress(KeyboardInterrupt), _opened(session, settings) as broker:
+            with session.ended_by_interrupt(), _opened(session, settings) as broker:
                 _apply_queues(broker, settings)
                 for warning in filter(None, [*warnings, allow_open_files(settings.limits.connections)]):
                     _log.warning("%s", warning)
@@ -214,11 +214,15 @@ def _serve(session: CommandContext, settings: ServerSettings, server: "HttpServe
         session.print_next_answer(document, f"serving {document['directory']} on {', '.join(server.urls)}: {facts}")
         tell_service_manager("READY=1", f"STATUS=serving on {', '.join(server.urls)}")
 
+    def draining() -> None:
+        session.end_echo()
+        tell_service_manager("STOPPING=1", "STATUS=draining")
+
     try:
         server.run(
             started,
             on_reload=audit.reopen,
-            on_draining=lambda: tell_service_manager("STOPPING=1", "STATUS=draining"),
+            on_draining=draining,
             handle_signals=True,
         )
     finally:

@@ -182,7 +182,7 @@ def watch(
             for sample in samples:
                 _print_sample(session, sample)
         else:
-            with Live(console=session.out, auto_refresh=False) as live:
+            with session.display(), Live(console=session.out, auto_refresh=False) as live:
                 for sample in samples:
                     live.update(_live_view(sample, session.out.width), refresh=True)
 

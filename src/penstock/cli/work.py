@@ -16,13 +16,14 @@ import msgspec
 import typer
 from rich.text import Text
 
-from penstock.cli import option_values
+from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
 from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.cli.log_output import LogFormatOption, LogLevelOption
 from penstock.words.logs import DEFAULT_LEVEL
 from penstock.worker.outcomes import RetryPolicy
+from penstock.worker.settings import Hooks
 from penstock.worker.worker import AnyQueue, Worker
 
 POLL_SECONDS = 0.2
@@ -93,13 +94,20 @@ def work(
     handler = import_function(target)
     with session.broker(traces=traces, own=own) as broker:
         queues: dict[AnyQueue, int] = {broker.queue(one): weight for one, weight in weights.items()}
-        worker = Worker(queues, handler, **options)
+        drain = _DrainNote(session)
+        worker = Worker(queues, handler, hooks=Hooks(draining=drain.print), **options)
         with ExitStack() as stack:
-            stack.enter_context(_status_line(session, worker))
+            stack.enter_context(_status_line(session, worker, drain))
             if session.as_json:
                 stack.enter_context(_stdout_to_stderr())
             worker.run(until_empty=until_empty if until_idle is None else option_values.parse_duration(until_idle, "--until-idle"))
-    done = worker.stats()
+        if not (until_empty or until_idle):
+            session.end_echo()  # a signal has ended it
+        done = worker.stats()
+        if done.in_hand:
+            session.end_echo(again=drain.printed)
+            left = text_output.format_count(done.in_hand, "item")
+            session.print_note(f"ended at once: {left} not finished, to be handled again when the leases are over")
     counts = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
     text = ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing was done"
     session.print_answer(msgspec.to_builtins(done), text)
@@ -171,15 +179,35 @@ def _repeated(action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _status_line(session: CommandContext, worker: Worker) -> Iterator[None]:
+def _status_line(session: CommandContext, worker: Worker, drain: "_DrainNote") -> Iterator[None]:
     """On a terminal, a line with the counts of the worker."""
     if not session.err.is_terminal or session.as_json or session.log.as_json:
         yield
         return
-    with session.err.status(Text("waiting for items; Ctrl-C ends")) as status, _repeated(lambda: status.update(_counts(worker))):
+    with (
+        session.display(),
+        session.err.status(Text("waiting for items; Ctrl-C ends")) as status,
+        _repeated(lambda: status.update(_counts(worker, drain))),
+    ):
         yield
 
 
-def _counts(worker: Worker) -> Text:
+def _counts(worker: Worker, drain: "_DrainNote") -> Text:
     done = worker.stats()
-    return Text(f"{done.handled:,} done ({done.per_second:,.0f}/s), {done.failed:,} failed, {done.in_hand:,} leased; Ctrl-C ends")
+    how = "draining; Ctrl-C again ends at once" if drain.printed else "Ctrl-C ends"
+    return Text(f"{done.handled:,} done ({done.per_second:,.0f}/s), {done.failed:,} failed, {done.in_hand:,} leased; {how}")
+
+
+class _DrainNote:
+    """Says that the worker drains, if items are being handled."""
+
+    def __init__(self, session: CommandContext) -> None:
+        self._session = session
+        self.printed = False
+
+    def print(self, items: int) -> None:
+        if items:
+            self.printed = True
+            self._session.end_echo()
+            verb = "is" if items == 1 else "are"
+            self._session.print_note(f"draining: {text_output.format_count(items, 'item')} {verb} being handled; Ctrl-C again ends at once")

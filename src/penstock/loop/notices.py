@@ -1,10 +1,11 @@
 """Lines in the program's log about a queue and its partitions.
 
-Owns: `QueueNotices`: partitions that fail, slow down and heal, what was found when one was opened, burials, and buried
-items that retention deleted. Each line names the queue. They are collected inside a turn and logged after it, because
-the handlers of the program's log are the user's code, and may be slow.
-A state is told when it changes. Burials are limited to BURIAL_LINES in BURIAL_WINDOW; the others are counted, and the
-count is told with the next line or turn after it.
+Owns: `QueueNotices`: partitions that fail, slow down and heal, what was found when one was opened, a disk without room
+for new items, burials, and buried items that retention deleted. Each line names the queue. They are collected inside a
+turn and logged after it, because the handlers of the program's log are the user's code, and may be slow.
+A state is told when it changes, at most STATE_LINES times in STATE_WINDOW for a partition; then it is told when the
+window is over, if it still differs. Burials are limited to BURIAL_LINES in BURIAL_WINDOW; the others are counted, and
+the count is told with the next line or turn after it.
 """
 
 import logging
@@ -13,13 +14,15 @@ from typing import Any
 
 from penstock.loop.partition import Partition
 from penstock.loop.partition_handle import PartitionHandle
-from penstock.loop.tally import BuriedItems
+from penstock.loop.tally import BuriedItems, Tally
 from penstock.words.clock import MINUTE
 from penstock.words.ids import format_id
 from penstock.words.logs import log_fields
 
 BURIAL_LINES = 20
 BURIAL_WINDOW = MINUTE
+STATE_LINES = 10
+STATE_WINDOW = MINUTE
 MAX_LINES = 1_000
 """How many lines may wait to be logged; the oldest are dropped."""
 _log = logging.getLogger("penstock")
@@ -28,10 +31,12 @@ _log = logging.getLogger("penstock")
 class SeenPartition:
     """What was told about a partition."""
 
-    __slots__ = ("failing", "findings", "partition")
+    __slots__ = ("failing", "findings", "partition", "state_lines", "window_ends")
 
     def __init__(self) -> None:
         self.failing = False
+        self.state_lines = 0
+        self.window_ends = 0
         self.partition: Partition | None = None
         self.findings: set[str] = set()
         """Of that opening of the partition."""
@@ -44,6 +49,8 @@ class QueueNotices:
         self._queue = queue
         self._lines: deque[tuple[int, str, tuple[object, ...], dict[str, Any]]] = deque(maxlen=MAX_LINES)
         self._seen: dict[int, SeenPartition] = {}
+        self._without_space: set[int] = set()
+        """Partitions that refuse new items because their disk is almost full."""
         self._burial_lines = 0
         self._burials_left_out = 0
         self._burial_window_ends = 0
@@ -69,20 +76,27 @@ class QueueNotices:
         if seen is None:
             seen = self._seen[handle.number] = SeenPartition()
         if (handle.error is not None) is not seen.failing:
-            self._note_failing(handle, seen)
+            self._note_failing(handle, seen, now)
         partition = handle.partition
         if partition is None or handle.in_io:
             return
         if partition is not seen.partition:
             seen.partition, seen.findings = partition, set()
         if len(partition.log.findings) > len(seen.findings):
-            self._note_findings(handle.number, partition, seen)
+            self._note_findings(handle.number, partition, seen, handle.tally)
         if handle.tally.burials or self._burials_left_out:
             self._note_burials(handle, now)
+        if partition.free_space.refusal or self._without_space:
+            self._note_space(handle.number, partition)
         if partition.dropped_buried or partition.maintenance_error is not None:
             self._note_maintenance(handle.number, partition)
 
-    def _note_failing(self, handle: PartitionHandle, seen: SeenPartition) -> None:
+    def _note_failing(self, handle: PartitionHandle, seen: SeenPartition, now: int) -> None:
+        if now >= seen.window_ends:
+            seen.window_ends, seen.state_lines = now + STATE_WINDOW, 0
+        if seen.state_lines == STATE_LINES:
+            return
+        seen.state_lines += 1
         number, seen.failing = handle.number, handle.error is not None
         if handle.error is None:
             self.note(logging.INFO, "partition %s of queue %r works again", number, self._queue, partition=number)
@@ -90,12 +104,27 @@ class QueueNotices:
             what = "slow" if handle.slow and handle.in_io else "failing"
             self.note(logging.WARNING, "partition %s of queue %r is %s: %s", number, self._queue, what, handle.error, partition=number)
 
-    def _note_findings(self, number: int, partition: Partition, seen: SeenPartition) -> None:
+    def _note_findings(self, number: int, partition: Partition, seen: SeenPartition, tally: Tally) -> None:
         for finding in partition.log.findings:
             if finding not in seen.findings:
                 seen.findings.add(finding)
+                tally.findings += 1
                 text = "at the opening of partition %s of queue %r: %s"
                 self.note(logging.WARNING, text, number, self._queue, finding, partition=number)
+
+    def _note_space(self, number: int, partition: Partition) -> None:
+        """Note when the first partition refuses new items because of its disk, and when none does any more."""
+        if number in self._without_space:
+            if partition.free_space.has_room():
+                self._without_space.discard(number)
+                partition.free_space.refusal = ""
+                if not self._without_space:
+                    self.note(logging.INFO, "queue %r takes new items again: the disk has room", self._queue)
+        elif partition.free_space.refusal:
+            if not self._without_space:
+                text = "queue %r takes no new items, the disk of partition %s is almost full: %s"
+                self.note(logging.WARNING, text, self._queue, number, partition.free_space.refusal, partition=number)
+            self._without_space.add(number)
 
     # -- burials -------------------------------------------------------------------------------------
 

@@ -97,7 +97,7 @@ class Partition:
         self._segment_defaults = (segment_bytes, segment_age)
         self._rotation = RotationPlan(segment_bytes, segment_age)
         self.configure_storage(storage or StorageOptions())
-        self._free_space = FreeSpaceCheck(log, min_free_bytes)
+        self.free_space = FreeSpaceCheck(log, min_free_bytes)
         self.dropped_buried: list[DroppedBuried] = []
         """Buried items that retention deleted; the caller logs them and clears the list."""
         self.maintenance_error: StorageFailed | None = None
@@ -237,8 +237,8 @@ class Partition:
         run it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
         """
         self._check_usable()
-        if self._free_space.bytes and type(command) is Produce and command.source is None:
-            self._free_space.check()
+        if self.free_space.bytes and type(command) is Produce and command.source is None:
+            self.free_space.check()
         now = self.now()
         if self._fetched:
             self._blocks.trim()
@@ -487,7 +487,7 @@ class Partition:
         self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
         self._rotation.note_written(size)
         self.tally.written += size
-        self._free_space.used(size)
+        self.free_space.used(size)
         self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:

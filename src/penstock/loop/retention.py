@@ -20,7 +20,7 @@ from penstock.rules.retention import buried_since, offsets_to_keep
 from penstock.rules.runs import RunSet, count, offsets
 from penstock.rules.state import State
 from penstock.words.clock import DAY, HOUR, SECOND
-from penstock.words.errors import QueueFull
+from penstock.words.errors import QueueFull, StorageFailed
 from penstock.words.limits import MIB, Retention
 
 UNTOUCHED = 2
@@ -307,10 +307,12 @@ CHECK_BYTES = 64 * MIB
 class FreeSpaceCheck:
     """Checks that a number of bytes stay free; 0 is no limit. Asks the system every CHECK_BYTES and near the limit."""
 
-    __slots__ = ("_known", "_log", "_written", "bytes")
+    __slots__ = ("_known", "_log", "_written", "bytes", "refusal")
 
     def __init__(self, log: Log, least: int) -> None:
         self.bytes = least
+        self.refusal = ""
+        """Why too few bytes were free at the last check; empty when there were enough."""
         self._log = log
         self._known = 0
         self._written = CHECK_BYTES
@@ -323,4 +325,13 @@ class FreeSpaceCheck:
         if self._written >= CHECK_BYTES or self._known - self._written < self.bytes + CHECK_BYTES:
             self._known, self._written = self._log.free_bytes(), 0
         if self._known - self._written < self.bytes:
-            raise QueueFull(f"only {self._known:,} bytes are free and {self.bytes:,} must stay so; make room, or wait for retention")
+            self.refusal = f"only {self._known:,} bytes are free and {self.bytes:,} must stay so; make room, or wait for retention"
+            raise QueueFull(self.refusal)
+        self.refusal = ""
+
+    def has_room(self) -> bool:
+        """Whether enough bytes are free now. Asks the system."""
+        try:
+            return self._log.free_bytes() >= self.bytes
+        except StorageFailed:
+            return False

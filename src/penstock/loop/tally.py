@@ -70,7 +70,7 @@ class Tally:
     """The counters of one partition since its queue was opened."""
 
     __slots__ = (
-        *("_pending", "_pending_burials", "_produced", "burials", "counts", "failures", "freed_bytes", "freed_segments"),
+        *("_pending", "_pending_burials", "_produced", "burials", "counts", "failures", "findings", "freed_bytes", "freed_segments"),
         *("lease_durations", "slow", "sync_durations", "written"),
     )
 
@@ -84,6 +84,8 @@ class Tally:
         """How often its storage failed."""
         self.slow = 0
         """How often its storage became slow."""
+        self.findings = 0
+        """How many torn tails and damaged side files its openings found."""
         self.written = 0
         """Bytes appended to its log."""
         self.freed_bytes = 0

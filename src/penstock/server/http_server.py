@@ -276,7 +276,8 @@ class DrainingServer(uvicorn.Server):
         waiting = self._application.drain()
         if self.on_draining is not None:
             self.on_draining()
-        _log.info("draining: %s, %s", _count(requests, "request"), _count(waiting, "waiting lease"))
+        again = "; a second signal (Ctrl-C) ends at once" if self.handles_signals else ""
+        _log.info("draining: %s, %s%s", _count(requests, "request"), _count(waiting, "waiting lease"), again)
         for connection in self._watch.connections:
             connection.shutdown()
         if not await self._wait_for_end():

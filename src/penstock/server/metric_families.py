@@ -54,6 +54,9 @@ PARTITIONS = Family(
 )
 PAUSED = Family("penstock_paused", "gauge", (*PARTITION, "side"), "1 while leasing or producing (the label side) is paused")
 FAILURES = Family("penstock_partition_failures_total", "counter", PARTITION, "Failures of a partition's storage")
+FINDINGS = Family(
+    "penstock_log_findings_total", "counter", PARTITION, "Torn tails and damaged side files that were found when a partition was opened"
+)
 SLOW = Family("penstock_partition_slow_total", "counter", PARTITION, "How often a partition's storage did not answer in time")
 LOG_BYTES = Family("penstock_log_bytes", "gauge", PARTITION, "Size of the logs")
 WRITTEN = Family("penstock_log_written_bytes_total", "counter", PARTITION, "Bytes appended to the logs")
@@ -122,7 +125,7 @@ DRAINING = Family("penstock_draining", "gauge", (), "1 while the server ends")
 
 QUEUE_FAMILIES: tuple[Family, ...] = (
     *(ITEMS, OLDEST, *ITEM_COUNTERS.values(), ITEMS_BURIED, LOST),
-    *(HELD_KEYS, PARKED_KEYS, PARTITIONS, PAUSED, FAILURES, SLOW, LOG_BYTES, WRITTEN, FREED_BYTES, FREED_SEGMENTS, SYNCS),
+    *(HELD_KEYS, PARKED_KEYS, PARTITIONS, PAUSED, FAILURES, SLOW, FINDINGS, LOG_BYTES, WRITTEN, FREED_BYTES, FREED_SEGMENTS, SYNCS),
     *(REQUESTS, REQUEST_ERRORS, REQUEST_DURATIONS, WAITING, PENDING, LEASE_DURATIONS, TURNS),
     *(WRITES_WAITING, WRITES_REFUSED, WRITES_ADOPTED),
 )

@@ -174,6 +174,7 @@ def _add_partition(samples: Samples, labels: LabelValues, found: PartitionMetric
     for family, count in (
         (families.FAILURES, found.failures),
         (families.SLOW, found.slow),
+        (families.FINDINGS, found.findings),
         (families.WRITTEN, found.written_bytes),
         (families.FREED_BYTES, found.freed_bytes),
         (families.FREED_SEGMENTS, found.freed_segments),

@@ -4,7 +4,9 @@ Owns: `SourceQueue` (a queue of the worker), `WorkerLease` (a lease that the wor
 items. A worker reaches its broker only through `SourceQueue`.
 
 Leases: after `WorkerLease.keep` the broker extends the lease until `stop_extending`. A handler cannot prevent that, not
-even by holding the interpreter. If `keep` returned True, no other consumer gets the items before `stop_extending`.
+even by holding the interpreter. If `keep` returned True, no other consumer gets the items before `stop_extending`,
+unless the broker of another process cannot be reached for so long that the lease may have ended. Then its items that
+still wait in the buffer are returned: no handler starts on an item that another consumer may have.
 
 Buffers: `PlainBuffer` is for one queue; it is a deque and needs no lock. `SharedBuffer` is for several queues, or for a
 limit per partition; it has a lock. It gives the next item from the queue that occupies the fewest handlers for its
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from penstock.api.items import Item
 from penstock.loop.requests import LeaseResult, SettlePart
-from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseItems, ReadStats, ReportProgress, SettleItems
+from penstock.operations import AnswerCallback, Cancel, FindQueue, LeaseDoubt, LeaseItems, ReadStats, ReportProgress, SettleItems
 from penstock.reports import QueueStats
 from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
@@ -126,7 +128,7 @@ class WorkerLease:
         False if the lease had already ended, for example because this process was suspended.
         """
         source = self.source
-        source.home.auto_extend(source.incarnation, self.partition, self.number, self._seconds)
+        self._extend_from_now_on()
         if source.now() < self._safe_until:
             return True
         extend = SettleItems(queue=source.incarnation, action="extend", parts=[SettlePart(self.partition, self.number)])
@@ -135,9 +137,15 @@ class WorkerLease:
             (answer,) = source.settle(extend)
             if not isinstance(answer, Settled):
                 return False
-            if source.now() < asked_at + round(self._seconds * SECOND):
+            self._safe_until = asked_at + round(self._seconds * SECOND)
+            if source.now() < self._safe_until:
+                self._extend_from_now_on()
                 return True  # else it may have ended again: the answer was under way longer than the extension lasts
         return False
+
+    def _extend_from_now_on(self) -> None:
+        doubt = LeaseDoubt(self._safe_until, lambda: self.settler.lease_lost(self))
+        self.source.home.auto_extend(self.source.incarnation, self.partition, self.number, self._seconds, doubt)
 
     def stop_extending(self) -> None:
         """Let the broker stop extending the lease."""

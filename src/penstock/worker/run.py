@@ -55,6 +55,7 @@ class WorkerRun:
         until_empty: UntilEmpty | None = None,
     ) -> None:
         self._settings = settings
+        self._counters = counters
         self._queues = ", ".join(source.name for source in weights)
         self._events: SimpleQueue[RunEvent] = SimpleQueue()
         self._stop_requests = 0
@@ -132,9 +133,16 @@ class WorkerRun:
                 self._invoker.call_hook(self._settings.hooks.late, queue, item)
 
     def lease_lost(self, lease: WorkerLease) -> None:
-        """Remove the items of a lost lease from the buffer."""
-        for pair in self._buffer.remove(lease):
+        """Return the items of a lease that has ended, or may have, which wait in the buffer."""
+        found = self._buffer.remove(lease)
+        for pair in found:
             self._settlers[lease.source].settle(pair, RETURNED)
+        if self._buffer.has_next:
+            self._pool.wake_more()  # a handler may have found the buffer empty meanwhile
+        if found:
+            text = "%d leased items of queue %r are returned unhandled: their lease has ended, or could not be extended in time"
+            about = log_fields(queue=lease.source.name, partition=lease.partition, worker=self._settings.name)
+            _log.warning(text, len(found), lease.source.name, extra=about)
 
     def _is_idle(self) -> bool:
         """Whether no item is in hand, and the queues gave none when they were last asked."""
@@ -217,6 +225,9 @@ class WorkerRun:
 
     def _drain(self) -> None:
         self._draining = True
+        handled = max(0, self._counters.in_hand - len(self._buffer))
+        if self._settings.hooks.draining is not None:
+            self._invoker.call_hook(self._settings.hooks.draining, self._queues, handled)
         if self._settings.drain_timeout is not None:
             self._drain_deadline = self._now() + self._settings.drain_timeout
         if self._empty_watch is not None:
@@ -225,7 +236,7 @@ class WorkerRun:
         for fetcher in self._fetchers:
             fetcher.join()
         self._return_buffered()
-        self._log(logging.INFO, "drains: it starts no more handlers and waits for those that run")
+        self._log(logging.INFO, f"drains: {handled} items are being handled; it starts no more handlers and waits for those that run")
         self._pool.close()
 
     def _log(self, level: int, what: str) -> None:

@@ -41,6 +41,8 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     """Called when a handler raised this error, exceeded `handler_timeout`, or its child process exited."""
     late: Callable[[Item], object] | None = None
     """Called when the lease ended before the item was settled: the outcome is ignored, the item may be leased again."""
+    draining: Callable[[int], object] | None = None
+    """Called when the worker begins to drain: with the number of items that are being handled."""
     drained: Callable[[], object] | None = None
     """Called when all items are settled, before `run` returns."""
 

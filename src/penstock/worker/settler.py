@@ -86,7 +86,7 @@ class Settler:
 
     fail: called when the queue cannot be reached any more.
     report_late: called when a lease ended before these items were settled.
-    lease_lost: called when a whole lease has ended.
+    lease_lost: called when a whole lease has ended, or may have: returns its items that no handler has.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Settler:
         self._counters = counters
         self._fail = fail
         self._report_late = report_late
-        self._lease_lost = lease_lost
+        self.lease_lost = lease_lost
         self.wakeup = WakeUp()
         self.completed: deque[LeasedItem] = deque()
         """Completed items that are not settled yet."""
@@ -328,7 +328,7 @@ class Settler:
             return
         elif isinstance(error, LeaseLost):
             late = items
-            self._lease_lost(lease)
+            self.lease_lost(lease)
         elif error is not None and settlement.outcome.follow_ups and not error.retryable and not isinstance(error, BrokerClosed):
             text = "the follow-ups of an item of queue %r could not be made, the item is retried if it is not completed: %s"
             _log.error(text, self._source.name, error, extra=self._log_fields(settlement))

@@ -11,6 +11,8 @@ import msgspec
 from penstock.words.clock import SECOND
 
 WINDOW = 5 * SECOND
+SETTLED = ("completed", "retried", "buried", "snoozed", "returned", "late")
+"""What is counted of an item at the end."""
 
 
 class WorkerStats(msgspec.Struct, frozen=True):
@@ -62,10 +64,16 @@ class WorkerCounters:
         """Items leased so far."""
         return self._counts["leased"]
 
+    @property
+    def in_hand(self) -> int:
+        """Items leased and not settled yet."""
+        with self._lock:
+            return self._counts["leased"] - sum(self._counts[outcome] for outcome in SETTLED)
+
     def stats(self, now: int) -> WorkerStats:
         with self._lock:
             counts = self._counts
-            settled = sum(counts[outcome] for outcome in ("completed", "retried", "buried", "snoozed", "returned", "late"))
+            settled = sum(counts[outcome] for outcome in SETTLED)
             since, before = self._samples[0] if self._samples else (now, 0)
             return WorkerStats(
                 handled=counts["completed"],

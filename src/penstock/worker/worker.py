@@ -22,6 +22,7 @@ from penstock.api.arguments import Seconds, bounded_duration
 from penstock.words import forks
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
+from penstock.words.logs import log_fields
 from penstock.worker.buffer import SourceQueue
 from penstock.worker.handlers import Handler, HandlerFunction, Handlers
 from penstock.worker.outcomes import RetryPolicy
@@ -188,7 +189,9 @@ class Worker:
         self._run = None
         atexit.unregister(self._drain_at_exit)
         if self._thread_error is not None:
-            _log.error("%r has ended: %s", self, self._thread_error)
+            names = ", ".join(source.name for source in self._weights)
+            about = log_fields(queue=names, worker=self._settings.name)
+            _log.error("the worker of queue %r has ended: %s", names, self._thread_error, extra=about)
 
     def _drain_at_exit(self) -> None:
         if self._fork == forks.count:
