@@ -162,14 +162,6 @@ class PartitionSet:
         """Partitions that had ready items at the end of the last turn or were used since, by number."""
         return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
 
-    def note_ready(self) -> None:
-        """Update `with_ready_items` at the end of a turn."""
-        for handle in self.touched:
-            if handle.is_usable and handle.state.ready:
-                self.with_ready_items.add(handle.number)
-            else:
-                self.with_ready_items.discard(handle.number)
-
     # -- calls that partitions remember ---------------------------------------------------------------
 
     def remembered(self, handle: PartitionHandle, request: Request) -> list[RememberedAnswer] | None:
