@@ -81,10 +81,11 @@ class Loop:
         request.make_wakeup()
         self.enter(request)
         try:
+            first = request.entered_at
             while not request.done:
                 if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
                     try:
-                        own = self._run_turns(request)
+                        own = self._run_turns(request, first)
                     finally:
                         self._turning.release()
                     self._start_next()
@@ -92,6 +93,7 @@ class Loop:
                         self._commit([own], own)
                     if request.done:
                         break
+                first = 0
                 self._sleep(request)
         except BaseException:
             while self._has_turn():  # an interrupt may come between `acquire` and `try`
@@ -210,10 +212,14 @@ class Loop:
             or (self.manual_io and any(not self.stays_in_io(handle) for handle in self.manual_io))
         )
 
-    def _run_turns(self, request: Request) -> PartitionHandle | None:
-        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any."""
+    def _run_turns(self, request: Request, now: int) -> PartitionHandle | None:
+        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any.
+
+        now: the time, if it was just read; else 0.
+        """
         while True:
-            self._turn()
+            self._turn(now)
+            now = 0
             own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
@@ -222,7 +228,7 @@ class Loop:
         """Whether this thread runs a turn."""
         return is_held_here(self._turning)
 
-    def _turn(self) -> None:
+    def _turn(self, now: int = 0) -> None:
         taken: list[Request] = []
         try:
             engine = self.engine
@@ -231,7 +237,7 @@ class Loop:
                     self._gathering.get(timeout=GATHER_SECONDS)
             self._pending.take(MAX_REQUESTS, taken)
             self._last_count = len(taken)
-            now = engine.clock.read().elapsed
+            now = max(now, engine.now) if now else engine.clock.read().elapsed
             late = [one for one in taken if one.give_up_at and now > one.give_up_at and not one.gets_late_answer]
             for request in late:
                 request.finish(error=request.outcome_after(not_reached_error(engine.name)))

@@ -273,10 +273,11 @@ class Partition:
             return True
         if not self._undone:
             self._failure = None
-        try:
-            self._flush()
-        except PenstockError as error:
-            self._commit_error = error
+        if self._staged:
+            try:
+                self._flush()
+            except PenstockError as error:
+                self._commit_error = error
         if self._commit_error is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
             return True
         if not self.owes_sync:

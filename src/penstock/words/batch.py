@@ -82,12 +82,13 @@ class Batch(msgspec.Struct, gc=False):
         """Whether every optional column is None."""
         return self == Batch(self.payloads)
 
-    def copy(self) -> "Batch":
-        """A batch with its own lists: changes to the lists of this batch do not affect it."""
+    def to_store(self) -> "Batch":
+        """A batch with its own lists, which changes to the lists of this batch do not affect; without empty columns."""
         if self.payloads_only:
             return Batch(list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
-        return Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
+        copied = Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
+        return copied.drop_empty_columns()
 
     def drop_empty_columns(self) -> "Batch":
         """Set columns without any value to None, and return self. So a batch that was read equals the one written."""
@@ -117,9 +118,9 @@ def validate(batch: Batch) -> Batch:
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
     payloads, plain = batch.payloads, batch.payloads_only
-    _check_sequence("payloads", payloads)
-    if plain and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
+    if plain and type(payloads) is list and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
         return batch  # the most common small batch: skip the general checks
+    _check_sequence("payloads", payloads)
     count = len(payloads)
     if not 1 <= count <= MAX_BATCH_ITEMS:
         raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
