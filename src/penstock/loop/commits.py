@@ -257,7 +257,7 @@ class CommitTracker(PartitionSet):
             if request.cancelled:
                 self.settle_step.return_items(given)
         elif request.lost_to_damage or request.deadline > self.now:
-            self.lease_step.add_waiting(request)
+            self.lease_step.waiting.add(request)
             self.wants_turn = self.wants_turn or request.lost_to_damage
             request.lost_to_damage = False
         else:

@@ -131,7 +131,9 @@ class Loop:
         if not request.claim() and request.done and isinstance(request, LeaseRequest) and request.answer:
             with suppress(BrokerClosed):
                 self.engine.settle_step.return_items(request.answer)
-        self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn removes it
+        if isinstance(request, LeaseRequest):
+            self.engine.lease_step.waiting.note_cancelled(request)
+        self.engine.wants_turn = True  # the next turn removes it
         self.wake()
 
     def enter(self, request: Request) -> None:

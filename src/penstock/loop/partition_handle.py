@@ -416,7 +416,7 @@ class PartitionHandle:
             return
         partition = self.partition
         state = partition.state
-        if now >= self._slow_timers_until:
+        if now >= self._slow_timers_until or now >= self._slow_timers_at:
             self._slow_timers_until = now + SLOW_TIMERS_EVERY
             self._slow_timers_at = self._slow_timers(now, partition)
             first = self._slow_timers_at

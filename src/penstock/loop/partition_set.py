@@ -51,6 +51,8 @@ class PartitionSet:
         self.policy: Policy | None = None
         self.now = 0
         """The elapsed time at the start of the turn."""
+        self.alone = False
+        """Whether this turn has one request, and nothing else to do."""
         self.wants_turn = False
         """Whether another turn has something to do now."""
         self.answered: list[Request] = []
@@ -160,7 +162,9 @@ class PartitionSet:
 
     def maybe_ready(self) -> list[PartitionHandle]:
         """Partitions that had ready items at the end of the last turn or were used since, by number."""
-        return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
+        if len(self.handles) == 1:
+            return [*self.handles.values()]
+        return [self.handles[number] for number in sorted(self.with_ready_items.union([handle.number for handle in self.touched]))]
 
     # -- calls that partitions remember ---------------------------------------------------------------
 

@@ -79,7 +79,7 @@ class QueueEngine(CommitTracker):
         self.answered = []
         self._committing = False
         self._running = []
-        alone = self._quiet and len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None and not self.io_finished
+        self.alone = alone = self._quiet and len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None and not self.io_finished
         if not alone:
             self._quiet = False
             for request in taken:
@@ -414,7 +414,7 @@ class QueueEngine(CommitTracker):
             if request.undo_count > MAX_RERUNS:
                 request.finish(error=_interrupted(error))
             elif isinstance(request, requests.LeaseRequest):
-                self.lease_step.add_waiting(request)  # its lease was undone
+                self.lease_step.waiting.add(request)  # its lease was undone
             else:
                 again.append(request)
         self.requeue(again)
@@ -455,7 +455,7 @@ class QueueEngine(CommitTracker):
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
             ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires and not waiting.request.done]
             ends += [handle.slow_at(self._last_io_end) for handle in self.handles_in_io.values() if handle.is_worth_waiting_for]
-            earliest = self.lease_step.earliest
+            earliest = self.lease_step.waiting.earliest
             if earliest is not None and earliest <= self.now and self.any_worth_waiting_for:
                 earliest = None  # it is answered when the partitions in I/O are done or count as slow
             ends += [when for when in (self._next_visit, earliest) if when is not None]

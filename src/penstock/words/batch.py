@@ -74,13 +74,27 @@ class Batch(msgspec.Struct, gc=False):
         """The items at indexes [start, stop)."""
         if start == 0 and stop == len(self.payloads):
             return self
+        if self.payloads_only:
+            return Batch(self.payloads[start:stop])
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return Batch(*(None if column is None else column[start:stop] for column in columns))  # type: ignore[arg-type]
 
     @property
     def payloads_only(self) -> bool:
         """Whether every optional column is None."""
-        return self == Batch(self.payloads)
+        return (
+            self.keys is None
+            and self.key_ids is None
+            and self.headers is None
+            and self.kinds is None
+            and self.encodings is None
+            and self.references is None
+            and self.priorities is None
+            and self.ats is None
+            and self.ttls is None
+            and self.dedups is None
+            and self.origins is None
+        )
 
     def to_store(self) -> "Batch":
         """A batch with its own lists, which changes to the lists of this batch do not affect; without empty columns."""
