@@ -265,7 +265,7 @@ class LeaseStep:
             self.waiting.add(request)
 
     def _lease_alone(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]]:
-        """Lease for the only request of a turn, if only one partition may have ready items: there is nothing to compare."""
+        """Lease for the only request of a turn, if only one partition may have ready items: none is compared."""
         available = self._partitions.maybe_ready()
         if len(available) != 1 or not available[0].is_usable:
             return []

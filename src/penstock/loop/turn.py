@@ -79,7 +79,8 @@ class QueueEngine(CommitTracker):
         self.answered = []
         self._committing = False
         self._running = []
-        self.alone = alone = self._quiet and len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None and not self.io_finished
+        usual = len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None
+        self.alone = alone = usual and self._quiet and not self.io_finished
         if not alone:
             self._quiet = False
             for request in taken:
