@@ -85,3 +85,10 @@ def test_drop_empty_columns_removes_columns_without_values() -> None:
 def test_drop_empty_columns_keeps_columns_with_a_value() -> None:
     full: list[Any] = [[b"a"], [b""], [1], [b""], [""], [""], [""], bytes([4]), [1], [1], [bytes(16)]]
     assert Batch(*full).drop_empty_columns() == Batch(*full)
+
+
+def test_a_batch_with_any_other_column_has_not_only_payloads() -> None:
+    assert Batch([b"x"]).payloads_only
+    for name in Batch.__struct_fields__[1:]:
+        columns: dict[str, Any] = {name: [None]}
+        assert not Batch([b"x"], **columns).payloads_only, name

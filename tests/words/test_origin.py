@@ -111,7 +111,7 @@ def test_origins_are_kept_by_every_method_of_a_batch() -> None:
     assert not batch.payloads_only
     assert batch.take([2, 0]).origins == [b"3", b"1"]
     assert batch.slice(1, 3).origins == [None, b"3"]
-    own = batch.copy()
+    own = batch.to_store()
     assert own == batch
     assert own.origins is not batch.origins
     assert batch.drop_empty_columns().origins == [b"1", None, b"3"]

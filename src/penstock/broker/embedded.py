@@ -227,7 +227,10 @@ class EmbeddedBroker:
         """The operation as a request of its queue's loop; None when the broker itself answers it."""
         kind = type(operation)
         if kind in _REQUESTS:
-            return _REQUESTS[kind](operation, self.clock.read().elapsed)
+            now = self.clock.read().elapsed
+            request = _REQUESTS[kind](operation, now)
+            request.entered(now)
+            return request
         if kind in changes.CHANGE_HANDLERS:
             if isinstance(operation, RedriveItems) and (operation.call is None or not operation.call.again):
                 self.loop(operation.to)  # QueueNotFound when it was deleted

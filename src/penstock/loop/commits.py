@@ -72,7 +72,7 @@ class CommitTracker(PartitionSet):
         self._committing = True
         for handle in self.touched:
             partition = handle.partition
-            if partition is None or not handle.is_usable:
+            if partition is None or handle.error is not None or handle.in_io:
                 continue
             if partition.begin_commit() or handle.wants_publish or handle.wants_retention or handle.wants_close:
                 self._start_commit_io(handle)
@@ -102,9 +102,10 @@ class CommitTracker(PartitionSet):
 
     def _answer_or_wait(self) -> None:
         """Answer requests that need no partition in I/O; the others are answered when that I/O is over."""
-        while self.uncommitted_answers:
-            request, result = self.uncommitted_answers[0]
-            rests_on = {number for number in _rests_on(request, result) if number in self.handles_in_io} if self.handles_in_io else None
+        pending, in_io = self.uncommitted_answers, self.handles_in_io
+        while pending:
+            request, result = pending[0]
+            rests_on = {number for number in _rests_on(request, result) if number in in_io} if in_io else None
             if rests_on:
                 waiting = PendingAnswer(request, result, rests_on, self._expires(request))
                 for number in rests_on:
@@ -112,7 +113,7 @@ class CommitTracker(PartitionSet):
                 self._waits_for_commit[id(waiting)] = waiting
             else:
                 self._answer(request, result, NONE_FAILED)
-            self.uncommitted_answers.popleft()
+            pending.popleft()
 
     def _expires(self, request: Request) -> int:
         """When a request is answered although a partition is in I/O: at its deadline, but not before SLOW_AFTER from
@@ -196,13 +197,13 @@ class CommitTracker(PartitionSet):
         else:
             self.answered.append(request)
         try:
-            if isinstance(request, requests.LeaseRequest):
-                self._answer_lease(request, result, failed)
-            elif isinstance(request, requests.ProduceRequest):
+            if type(request) is requests.ProduceRequest:
                 if failed:
                     result = [_refused(one, failed[one.partition]) if one.partition in failed else one for one in result]
                 request.finish(result)
-            elif isinstance(request, requests.SettleRequest):
+            elif type(request) is requests.LeaseRequest:
+                self._answer_lease(request, result, failed)
+            elif type(request) is requests.SettleRequest:
                 if failed:
                     result = [
                         Refused.of(failed[part.partition]) if part.partition in failed else one
@@ -255,7 +256,7 @@ class CommitTracker(PartitionSet):
             if request.cancelled:
                 self.settle_step.return_items(given)
         elif request.lost_to_damage or request.deadline > self.now:
-            self.lease_step.add_waiting(request)
+            self.lease_step.waiting.add(request)
             self.wants_turn = self.wants_turn or request.lost_to_damage
             request.lost_to_damage = False
         else:

@@ -126,6 +126,14 @@ class ItemCache:
                     [reached, *self._bases[bisect_right(self._bases, start) :][:1], *(gap.start for gap in gaps if gap.start > start)]
                 )
 
+    def find(self, start: int, stop: int) -> CachedItems | None:
+        """The cached items that include all of [start, stop); None: they must be collected."""
+        found = self._find(start)
+        if found is None or found.stop < stop:
+            return None
+        self._read_to = max(self._read_to, found.stop)
+        return found
+
     def collect(self, runs: Sequence[int]) -> ReadResult:
         """Read the items of `runs`."""
         found = ReadResult([], [], [])

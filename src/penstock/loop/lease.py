@@ -23,6 +23,7 @@ from penstock.loop.partition_set import PartitionSet
 from penstock.loop.resize import ResizeStep
 from penstock.loop.retention import mean_bytes
 from penstock.loop.transfer import TransferStep
+from penstock.loop.waiting_leases import WaitingLeases
 from penstock.rules import commands
 from penstock.rules.commands import AskAgain, LeaseAnswer, StraysFound
 from penstock.rules.fences import ENDLESS
@@ -180,6 +181,29 @@ def shares(wants: Sequence[int], ready: int) -> list[int]:
     return given
 
 
+class OnlySource:
+    """The only partition that may have ready items: as `SourcesByRank` with one `LeaseSource`, without any ranks."""
+
+    __slots__ = ("_left_out", "changed", "handle")
+
+    def __init__(self, handle: PartitionHandle) -> None:
+        self.handle = handle
+        self.changed = False
+        self._left_out = False
+
+    def best(self) -> "OnlySource | None":
+        return None if self._left_out else self
+
+    def until(self) -> None:
+        return None
+
+    def use(self, turn: int) -> None:
+        pass
+
+    def leave_out(self) -> None:
+        self._left_out = True
+
+
 # -- requests ---------------------------------------------------------------------------------------
 
 
@@ -190,14 +214,10 @@ class LeaseStep:
         self._partitions = partitions
         self._transfer_step = transfer_step
         self._resize_step = resize_step
-        self.waiting: list[requests.LeaseRequest] = []
+        self.waiting = WaitingLeases()
         self._sources: dict[int, LeaseSource] = {}  # by the number of the partition
         self._turns = 0
         self.search_unfinished = False  # a partition must search further to know whether it has items to lease
-        self.has_cancelled = False
-        """Whether a waiting request was cancelled. Set from any thread."""
-        self.earliest: int | None = None
-        """The earliest deadline of the waiting requests."""
         self.holder = ""
         """The holder of the consumer right, which alone may lease; "" is none."""
         self.held_until = 0
@@ -210,7 +230,7 @@ class LeaseStep:
                 self.check_consumer_right(request.consumer)
             except QueueHeld as error:
                 self._partitions.answer_now(request, error=error)
-        self.waiting = [request for request in self.waiting if not request.done]
+                self.waiting.remove(request)
 
     @property
     def active_holder(self) -> str:
@@ -238,12 +258,18 @@ class LeaseStep:
             else:
                 self._partitions.answer_now(request, [])  # its leases have ended
             return
-        self.add_waiting(request)
+        parts = self._lease_alone(request) if self._partitions.alone and not self.waiting else None
+        if parts:
+            self._partitions.answer(request, parts)
+        else:
+            self.waiting.add(request)
 
-    def add_waiting(self, request: requests.LeaseRequest) -> None:
-        """Add a request to the end of the waiting ones."""
-        self.waiting.append(request)
-        self.earliest = request.deadline if self.earliest is None else min(self.earliest, request.deadline)
+    def _lease_alone(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]]:
+        """Lease for the only request of a turn, if only one partition may have ready items: none is compared."""
+        available = self._partitions.maybe_ready()
+        if len(available) != 1 or not available[0].is_usable:
+            return []
+        return self._lease_for(request, request.want, OnlySource(available[0]))
 
     def _repeated(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]] | None:
         """The leases that the same call was given before; None when it is new.
@@ -267,29 +293,28 @@ class LeaseStep:
 
     def assign(self, now: int) -> None:
         """Lease ready items to waiting requests; answer those whose deadline has passed."""
+        waiting = self.waiting
+        waiting.remove_cancelled()
         sources = self._find_sources(self._partitions.maybe_ready(), now)
-        if not sources and (self.earliest is None or now < self.earliest) and not self.search_unfinished and not self.has_cancelled:
-            return
-        self.has_cancelled = False
         self.search_unfinished = False
-        waiting = [request for request in self.waiting if not request.cancelled and not request.done]
-        ready = sum([source.ready for source in sources])
-        front = waiting[:ready]  # there is at most one item for each
-        given: list[list[tuple[PartitionHandle, LeaseAnswer]]] = [[] for _ in front]
-        if front:
-            left = shares([request.want for request in front], ready)
-            self._turns += 1
-            self._share_out(front, given, left, SourcesByRank(sources, now))
-        still: list[requests.LeaseRequest] = []
-        for index, request in enumerate(waiting):
-            if index < len(given) and given[index]:
-                self._partitions.answer(request, given[index])
-            elif request.deadline <= now and not self.search_unfinished and self._checked_all(request):
-                self._answer_empty(request)
-            else:
-                still.append(request)
-        self.waiting = still  # last: an interrupt before this forgets no request
-        self.earliest = min((request.deadline for request in self.waiting), default=None)
+        if sources:
+            ready = sum([source.ready for source in sources])
+            front = waiting.first(ready)  # there is at least one item for each
+            given: list[list[tuple[PartitionHandle, LeaseAnswer]]] = [[] for _ in front]
+            if front:
+                left = shares([request.want for request in front], ready)
+                self._turns += 1
+                self._share_out(front, given, left, SourcesByRank(sources, now))
+            for request, parts in zip(front, given, strict=True):
+                if parts:
+                    self._partitions.answer(request, parts)
+                    waiting.remove(request)  # last: an interrupt before this forgets no request
+        earliest = waiting.earliest
+        if earliest is not None and earliest <= now and not self.search_unfinished:
+            for request in waiting.expired(now):
+                if self._checked_all(request):
+                    self._answer_empty(request)
+                    waiting.remove(request)
 
     def _checked_all(self, request: requests.LeaseRequest) -> bool:
         """Whether every partition that is not slow was checked since the deadline, perhaps in several turns."""
@@ -343,7 +368,9 @@ class LeaseStep:
                 left[index] = 0 if alone else left[index] - sum(granted.count for _, granted in parts)
                 handed = handed or bool(parts)
 
-    def _lease_for(self, request: requests.LeaseRequest, want: int, sources: SourcesByRank) -> list[tuple[PartitionHandle, LeaseAnswer]]:
+    def _lease_for(
+        self, request: requests.LeaseRequest, want: int, sources: "SourcesByRank | OnlySource"
+    ) -> list[tuple[PartitionHandle, LeaseAnswer]]:
         """Lease up to `want` items, the best first; partitions without (more) items are left out of later rounds."""
         parts: list[tuple[PartitionHandle, LeaseAnswer]] = []
         many, room = want > MANY, MAX_BATCH_BYTES

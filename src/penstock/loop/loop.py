@@ -24,7 +24,6 @@ from penstock.logs.disk_threads import DiskThreads, sync
 from penstock.loop.meter import Meter
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.requests import (
-    AwaitRequest,
     LeaseRequest,
     PendingRequests,
     Request,
@@ -84,15 +83,16 @@ class Loop:
 
     def call(self, request: Request) -> Any:
         """Run a request and give its answer. This thread runs the turn unless another one does."""
-        if self._has_turn():
+        if is_held_here(self._turning):
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.make_wakeup()
         self.enter(request)
         try:
+            first = request.entered_at
             while not request.done:
-                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
+                if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
                     try:
-                        own = self._run_turns(request)
+                        own = self._run_turns(request, first)
                     finally:
                         self._turning.release()
                     self._start_next()
@@ -100,6 +100,7 @@ class Loop:
                         self._commit([own], own)
                     if request.done:
                         break
+                first = 0
                 self._sleep(request)
         except BaseException:
             while self._has_turn():  # an interrupt may come between `acquire` and `try`
@@ -137,7 +138,9 @@ class Loop:
         if not request.claim() and request.done and isinstance(request, LeaseRequest) and request.answer:
             with suppress(BrokerClosed):
                 self.engine.settle_step.return_items(request.answer)
-        self.engine.lease_step.has_cancelled = self.engine.wants_turn = True  # the next turn removes it
+        if isinstance(request, LeaseRequest):
+            self.engine.lease_step.waiting.note_cancelled(request)
+        self.engine.wants_turn = True  # the next turn removes it
         self.wake()
 
     def enter(self, request: Request) -> None:
@@ -146,11 +149,11 @@ class Loop:
             raise queue_closed_error(self.engine.name)
         request.check()
         engine = self.engine
-        now = engine.clock.read().elapsed
-        request.entered(now)
+        if not request.entered_at:
+            request.entered(engine.clock.read().elapsed)
         if request.deadline:  # every request is given the time for one turn; a late lease still gets ready items
             request.give_up_at = (
-                request.deadline + GRACE if isinstance(request, LeaseRequest | AwaitRequest) else max(request.deadline, now + SECOND)
+                request.deadline + GRACE if request.gets_late_answer else max(request.deadline, request.entered_at + SECOND)
             )
         held = len(engine.lease_step.waiting) + len(engine.produce_step.waiting) + len(engine.waiting_for_items)
         try:
@@ -243,14 +246,23 @@ class Loop:
     def busy(self) -> bool:
         """Whether a turn now would find something to do."""
         engine = self.engine
-        by_hand = any(not self.stays_in_io(handle) for handle in self.manual_io)
-        return engine.wants_turn or len(self._pending) > 0 or bool(engine.io_finished) or bool(engine.io_to_dispatch) or by_hand
+        return bool(
+            engine.wants_turn
+            or self._pending
+            or engine.io_finished
+            or engine.io_to_dispatch
+            or (self.manual_io and any(not self.stays_in_io(handle) for handle in self.manual_io))
+        )
 
-    def _run_turns(self, request: Request) -> PartitionHandle | None:
-        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any."""
+    def _run_turns(self, request: Request, now: int) -> PartitionHandle | None:
+        """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any.
+
+        now: the time, if it was just read; else 0.
+        """
         while True:
-            self._turn()
-            own = self._dispatch_io(request)
+            self._turn(now)
+            now = 0
+            own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
 
@@ -258,30 +270,25 @@ class Loop:
         """Whether this thread runs a turn."""
         return is_held_here(self._turning)
 
-    def _turn(self) -> None:
+    def _turn(self, now: int = 0) -> None:
         taken: list[Request] = []
         try:
-            self._take_and_run(taken)
+            engine = self.engine
+            if self._last_count > 2 and self._syncs and len(self._pending) < self._last_count:
+                with suppress(Empty):  # callers that were just answered send their next requests: one sync for all
+                    self._gathering.get(timeout=GATHER_SECONDS)
+            self._pending.take(MAX_REQUESTS, taken)
+            self._last_count = len(taken)
+            now = max(now, engine.now) if now else engine.clock.read().elapsed
+            late = [one for one in taken if one.give_up_at and now > one.give_up_at and not one.gets_late_answer]
+            for request in late:
+                request.finish(error=request.outcome_after(not_reached_error(engine.name)))
+            engine.turn([request for request in taken if not request.done] if late else taken, now)
+            self._syncs = bool(engine.io_to_dispatch)
+            self.meter.turn(taken, [*late, *engine.answered] if late else engine.answered, now, engine.clock.read().elapsed)
         except BaseException as error:
             self.engine.requeue_undone(taken, error)
             raise
-
-    def _take_and_run(self, taken: list[Request]) -> None:
-        engine = self.engine
-        if self._last_count > 2 and len(self._pending) < self._last_count and self._syncs:
-            with suppress(Empty):  # callers that were just answered send their next requests: one sync for all
-                self._gathering.get(timeout=GATHER_SECONDS)
-        self._pending.take(MAX_REQUESTS, taken)
-        self._last_count = len(taken)
-        now = engine.clock.read().elapsed
-        late: list[Request] = []
-        for request in taken:
-            if request.give_up_at and now > request.give_up_at and not isinstance(request, LeaseRequest | AwaitRequest):
-                request.finish(error=request.outcome_after(not_reached_error(engine.name)))
-                late.append(request)
-        engine.turn([request for request in taken if not request.done] if taken else taken, now)
-        self._syncs = bool(engine.io_to_dispatch)
-        self.meter.turn(taken, [*late, *engine.answered] if late else engine.answered, now, engine.clock.read().elapsed)
 
     # -- commits -------------------------------------------------------------------------------------
 
@@ -407,18 +414,20 @@ class Loop:
 
         here: this is a disk thread, which runs it itself if no caller's thread does (requests of other processes).
         """
-        self.engine.notices.flush()
+        engine = self.engine
+        if engine.notices.lines:
+            engine.notices.flush()
         if self._pending and self._pending.wake_one():
             return
-        if self.engine.wants_turn and any(request.wake() for request in self.engine.deferred):
-            return
-        if self.busy and here:
-            self.run_submitted()
+        if engine.wants_turn and any(request.wake() for request in engine.deferred):
             return
         if self.busy:
-            self.wake()
+            if here:
+                self.run_submitted()
+            else:
+                self.wake()
             return
-        next_run = self.engine.next_run
+        next_run = engine.next_run
         if next_run is not None and (self.wakes_at is None or next_run < self.wakes_at) and self._uses_runners:
             self._runners.plan(self, next_run)
 

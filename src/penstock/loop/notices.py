@@ -47,7 +47,8 @@ class QueueNotices:
 
     def __init__(self, queue: str) -> None:
         self._queue = queue
-        self._lines: deque[tuple[int, str, tuple[object, ...], dict[str, Any]]] = deque(maxlen=MAX_LINES)
+        self.lines: deque[tuple[int, str, tuple[object, ...], dict[str, Any]]] = deque(maxlen=MAX_LINES)
+        """Not logged yet."""
         self._seen: dict[int, SeenPartition] = {}
         self._without_space: set[int] = set()
         """Partitions that refuse new items because their disk is almost full."""
@@ -57,16 +58,16 @@ class QueueNotices:
 
     def flush(self) -> None:
         """Log the lines, outside of a turn. Several threads may do it at once."""
-        while self._lines:
+        while self.lines:
             try:
-                level, text, args, about = self._lines.popleft()
+                level, text, args, about = self.lines.popleft()
             except IndexError:
                 return
             _log.log(level, text, *args, extra=about)
 
     def note(self, level: int, text: str, *args: object, partition: int | None = None) -> None:
         """Note a line, to be logged after the turn."""
-        self._lines.append((level, text, args, log_fields(queue=self._queue, partition=partition)))
+        self.lines.append((level, text, args, log_fields(queue=self._queue, partition=partition)))
 
     # -- partitions ----------------------------------------------------------------------------------
 

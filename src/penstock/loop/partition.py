@@ -276,10 +276,11 @@ class Partition:
             return True
         if not self._undone:
             self._failure = None
-        try:
-            self._flush()
-        except PenstockError as error:
-            self._commit_error = error
+        if self._staged:
+            try:
+                self._flush()
+            except PenstockError as error:
+                self._commit_error = error
         if self._commit_error is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
             return True
         if not self.owes_sync:
@@ -612,6 +613,10 @@ class Partition:
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Items in the order of `runs`; damaged ones are left out and marked as lost."""
+        if len(runs) == 2 and not self._closed and not self.failed:
+            cached = self._items.find(*runs)
+            if cached is not None:
+                return [Items(runs[0], cached.batch(*runs), cached.wall)]
         return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in self._read(runs)]
 
     def _read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:

@@ -42,6 +42,8 @@ IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
 """A partition without activity for so long is closed: an active one, and a retired one that takes no new items."""
 CLOSED_WALL_CHECK = 10 * SECOND
 WALL_CHECK = 1 * SECOND
+SLOW_TIMERS_EVERY = 200 * MILLISECOND
+"""How often, at most, the times of closing and of retention are computed."""
 """Wall time may jump, so timers on it are checked this often: of closed and of open partitions."""
 
 
@@ -84,6 +86,9 @@ class PartitionHandle:
         self.io_since = 0
         self._unclaimed: list[bool] = []
         self.idle_after = IDLE_AFTER
+        self._slow_timers_at = 0
+        self._slow_timers_until = 0
+        """When `_slow_timers_at` must be computed again."""
         """It is closed after so long without activity."""
         self.io_began_at = 0
         """When a thread began its I/O; 0 while it waits for a thread. Set from any thread."""
@@ -447,23 +452,34 @@ class PartitionHandle:
             self.next_run = None if closed_wait is None else now + max(0, closed_wait)
             return
         partition = self.partition
-        elapsed, wall = partition.state.next_due()
-        moment = partition.now()
-        wait = self._idle_wait(now, partition)
-        if elapsed is not None:
-            wait = min(wait, elapsed - moment.elapsed)
+        state = partition.state
+        if now >= self._slow_timers_until or now >= self._slow_timers_at:
+            self._slow_timers_until = now + SLOW_TIMERS_EVERY
+            self._slow_timers_at = self._slow_timers(now, partition)
+            first = self._slow_timers_at
+        else:  # the next visit computes them
+            first = min(self._slow_timers_at, self._slow_timers_until)
+        elapsed, wall = state.next_due()
+        if elapsed is not None and elapsed - state.clock_shift < first:
+            first = elapsed - state.clock_shift
         if wall is not None:
-            wait = min(wait, WALL_CHECK, wall - moment.wall)
-        retention = partition.next_retention()
-        if retention is not None:
-            wait = min(wait, retention - moment.elapsed)
-        for planned in (self._publish_at, self._sync_at):
-            if planned is not None:
-                wait = min(wait, planned - now)
+            first = min(first, now + WALL_CHECK, now + wall - partition.now().wall)
+        if self._publish_at is not None and self._publish_at < first:
+            first = self._publish_at
+        if self._sync_at is not None and self._sync_at < first:
+            first = self._sync_at
         for when in self.transfers_under_way.values():
             if when < 0:
-                wait = min(wait, -when - now)
-        self.next_run = now + max(0, wait)
+                first = min(first, -when)
+        self.next_run = first if first > now else now
+
+    def _slow_timers(self, now: int, partition: Partition) -> int:
+        """When it may be closed or retention must run: times that change little from one turn to the next."""
+        wait = self._idle_wait(now, partition)
+        retention = partition.next_retention()
+        if retention is not None:
+            wait = min(wait, retention - partition.now().elapsed)
+        return now + wait
 
     # -- closed --------------------------------------------------------------------------------------
 

@@ -53,6 +53,8 @@ class PartitionSet:
         self.storage = StorageOptions()
         self.now = 0
         """The elapsed time at the start of the turn."""
+        self.alone = False
+        """Whether this turn has one request, and nothing else to do."""
         self.wants_turn = False
         """Whether another turn has something to do now."""
         self.answered: list[Request] = []
@@ -169,15 +171,9 @@ class PartitionSet:
 
     def maybe_ready(self) -> list[PartitionHandle]:
         """Partitions that had ready items at the end of the last turn or were used since, by number."""
-        return [self.handles[number] for number in sorted(self.with_ready_items.union(handle.number for handle in self.touched))]
-
-    def note_ready(self) -> None:
-        """Update `with_ready_items` at the end of a turn."""
-        for handle in self.touched:
-            if handle.is_usable and handle.state.ready:
-                self.with_ready_items.add(handle.number)
-            else:
-                self.with_ready_items.discard(handle.number)
+        if len(self.handles) == 1:
+            return [*self.handles.values()]
+        return [self.handles[number] for number in sorted(self.with_ready_items.union([handle.number for handle in self.touched]))]
 
     # -- calls that partitions remember ---------------------------------------------------------------
 

@@ -187,7 +187,7 @@ class ProduceStep:
     def _least_busy(self) -> PartitionHandle:
         """The partition for items that may go to any: usable, not paused, with the fewest ready items."""
         active = self._partitions.active
-        best = self._least_busy_of(self._candidates()) or self._least_busy_of(active)
+        best = self._least_busy_of(self._candidates() if len(active) > CANDIDATES else active) or self._least_busy_of(active)
         if best is not None:
             return best
         self._check_not_paused()
@@ -240,10 +240,11 @@ class ProduceStep:
         except PenstockError as error:
             return StoredPart(number, indexes, None, Refused.of(error))
         assert isinstance(stored, Stored)
-        if len(stored.offsets) != len(command.batch):
-            return StoredPart(number, indexes, None, OTHER_ITEMS)
-        if stored.ids is not None:
-            handle.tally.note_duplicates(len(command.batch) - stored.count)
+        if stored.ids is not None or stored.repeated:
+            if len(stored.offsets) != len(command.batch):
+                return StoredPart(number, indexes, None, OTHER_ITEMS)
+            if stored.ids is not None:
+                handle.tally.note_duplicates(len(command.batch) - stored.count)
         return StoredPart(number, indexes, stored)
 
     # -- repetitions ---------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ class Request:
     verb: ClassVar[str] = "request"
     reserved: ClassVar[bool] = False
     """Whether it may take one of the places that are reserved for requests which make a queue shorter."""
+    gets_late_answer: ClassVar[bool] = False
+    """Whether a turn answers it at its deadline, and its caller waits a little longer for that."""
     needs_all_open = True
     """Of a request for all partitions: whether it needs them open; else summaries of closed ones suffice."""
     request: bytes | None = None
@@ -186,6 +188,7 @@ class LeaseRequest(Request):
     """Lease items. Answered with a list of `LeaseResult`, empty when none were ready before the deadline."""
 
     verb = "lease"
+    gets_late_answer = True
 
     def __init__(
         self,
@@ -310,6 +313,7 @@ class AwaitRequest(Request):
     """Wait until a partition has an item at or after its offset. Answered with True, or False at the deadline."""
 
     verb = "watch"
+    gets_late_answer = True
 
     def __init__(self, offsets: dict[int, int], deadline: int = 0) -> None:
         super().__init__(deadline)
@@ -381,7 +385,8 @@ class PendingRequests:
             busy = QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
             raise request.outcome_after(busy)
         self._waiting.append(request)
-        self.resizes += isinstance(request, ResizeRequest)
+        if type(request) is ResizeRequest:
+            self.resizes += 1
         if self.closed and request.claim():  # the queue was closed meanwhile
             raise queue_closed_error(self._name)
 
@@ -400,12 +405,15 @@ class PendingRequests:
 
         A request is added to `taken` before it is removed here, so that an interrupt loses none.
         """
-        while self._waiting and len(taken) < most:
-            taken.append(self._waiting[0])
-            self.resizes = max(0, self.resizes - isinstance(taken[-1], ResizeRequest))
-            if not taken[-1].claim():
+        waiting = self._waiting
+        while waiting and len(taken) < most:
+            request = waiting[0]
+            taken.append(request)
+            if self.resizes and type(request) is ResizeRequest:
+                self.resizes -= 1
+            if not request.claim():
                 taken.pop()
-            self._waiting.popleft()
+            waiting.popleft()
 
     def wake_one(self) -> bool:
         """Wake one caller, so that its thread runs the next turn."""

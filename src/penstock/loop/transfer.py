@@ -161,11 +161,12 @@ class TransferStep:
         if self.ending:
             raise QueueHeld(f"queue {self._partitions.name!r} is being deleted; it sends nothing any more")
 
-    def note_senders(self) -> None:
-        """Note the partitions of this turn whose outboxes hold transfers."""
+    def note_senders(self) -> bool:
+        """Note the partitions of this turn whose outboxes hold transfers; whether any partition may hold some."""
         for handle in self._partitions.touched:
             if handle.partition is not None and handle.partition.state.outbox:
                 self._senders[handle.number] = handle
+        return bool(self._senders)
 
     def send_outboxes(self, now: int) -> None:
         """Deliver the first transfers of every outbox that has no delivery under way."""

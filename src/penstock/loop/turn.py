@@ -28,6 +28,8 @@ _log = logging.getLogger("penstock")
 MAX_RERUNS = 3
 """How often a request is run again after its turn was undone. If it is undone more often, there is a bug: it fails."""
 
+_USUAL = frozenset({requests.ProduceRequest, requests.LeaseRequest, requests.SettleRequest})
+
 
 class QueueEngine(CommitTracker):
     """A queue's partitions, and the code that runs a turn."""
@@ -47,6 +49,8 @@ class QueueEngine(CommitTracker):
         self.deferred: list[Request] = []
         """Requests that wait for a partition in I/O."""
         self._running: Sequence[Request] = []
+        self._quiet = False
+        """Whether the last turn left nothing to do: a turn with one usual request need not look for anything else."""
         """Requests that this turn runs, deferred ones among them."""
         self.running_function: requests.FunctionRequest | None = None
         """The administrative operation that runs now: what it does is remembered for its call."""
@@ -75,32 +79,18 @@ class QueueEngine(CommitTracker):
         self.answered = []
         self._committing = False
         self._running = []
-        for request in taken:
-            if request.first_sent is not None:
-                self._cancel_original(request, taken)
-                taken = [other for other in taken if not other.done]
-        requests_now: Sequence[Request] = taken
+        usual = len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None
+        self.alone = alone = usual and self._quiet and not self.io_finished
+        if not alone:
+            self._quiet = False
+            for request in taken:
+                if request.first_sent is not None:
+                    self._cancel_original(request, taken)
+                    taken = [other for other in taken if not other.done]
+        requests_now = taken
         try:
-            if self.io_finished:
-                self._end_io()
-            if self._recovered:
-                self._update_recovered()
-            if self.to_open:
-                self._open()
-            if self._next_visit is not None and now >= self._next_visit:
-                self._open_due()
-            if self.handles_in_io:
-                self._mark_slow()
-            requests_now = self._runnable(taken) if self.handles_in_io or self.deferred or self.closed else self._in_order(taken)
-            if self.partitions_to_add and not any(isinstance(one, requests.ResizeRequest) for one in (*requests_now, *self.deferred)):
-                self._remove_unwanted()
-            if any(type(request) is requests.ResizeRequest for request in requests_now):
-                requests_now = self._run_resize(requests_now)
-            self.apply_recorded_shape()
-            if self.resize_step.in_progress:
-                self.resize_step.advance_fences()  # first: it reads only committed states
-                if self.resize_step.putting_up_fences:
-                    requests_now = self._without_produces(requests_now)
+            if not alone:
+                requests_now = self._prepare(taken)
             if self._next_visit is not None and now >= self._next_visit:
                 self._visit()
             for request in requests_now:
@@ -121,6 +111,30 @@ class QueueEngine(CommitTracker):
             raise
         self._end()
 
+    def _prepare(self, taken: Sequence[Request]) -> Sequence[Request]:
+        """Take back partitions from I/O, open those that are wanted, resize. Gives the requests that can run now."""
+        if self.io_finished:
+            self._end_io()
+        if self._recovered:
+            self._update_recovered()
+        if self.to_open:
+            self._open()
+        if self._next_visit is not None and self.now >= self._next_visit:
+            self._open_due()
+        if self.handles_in_io:
+            self._mark_slow()
+        found = self._runnable(taken) if self.handles_in_io or self.deferred or self.closed else self._in_order(taken)
+        if self.partitions_to_add and not any(isinstance(one, requests.ResizeRequest) for one in (*found, *self.deferred)):
+            self._remove_unwanted()
+        if any(type(request) is requests.ResizeRequest for request in found):
+            found = self._run_resize(found)
+        self.apply_recorded_shape()
+        if self.resize_step.in_progress:
+            self.resize_step.advance_fences()  # first: it reads only committed states
+            if self.resize_step.putting_up_fences:
+                found = self._without_produces(found)
+        return found
+
     def finish_io(self, now: int) -> None:
         """Take back partitions whose I/O is over and answer waiting requests; deferred ones run in the next turn."""
         self.now = now
@@ -131,8 +145,7 @@ class QueueEngine(CommitTracker):
         self._end()
 
     def _end(self) -> None:
-        self.transfer_step.note_senders()
-        if self.transfer_step.busy:
+        if self.transfer_step.note_senders():
             self.transfer_step.send_outboxes(self.now)
         if self.waiting_for_items:
             self._answer_awaiting()
@@ -384,6 +397,7 @@ class QueueEngine(CommitTracker):
             self.handles_in_io.pop(handle.number, None)
         self.transfer_step.note_senders()  # the next turn sends their outboxes
         self._plan()
+        self._quiet = False
 
     def requeue_undone(self, taken: Sequence[Request], error: BaseException) -> None:
         """Run the requests of an undone turn again; lease requests wait for items again."""
@@ -400,7 +414,7 @@ class QueueEngine(CommitTracker):
             if request.undo_count > MAX_RERUNS:
                 request.finish(error=_interrupted(error))
             elif isinstance(request, requests.LeaseRequest):
-                self.lease_step.add_waiting(request)  # its lease was undone
+                self.lease_step.waiting.add(request)  # its lease was undone
             else:
                 again.append(request)
         self.requeue(again)
@@ -409,36 +423,61 @@ class QueueEngine(CommitTracker):
     def _plan(self) -> None:
         """Set `next_run`, when the queue needs a turn even without a request."""
         if self.touched or self.visits_changed:
-            self.visits_changed = False
             changed = False
-            self.note_ready()
+            visit = self._next_visit
             for handle in self.touched:
+                if handle.is_usable and handle.usable_partition.state.ready:
+                    self.with_ready_items.add(handle.number)
+                else:
+                    self.with_ready_items.discard(handle.number)
                 if not handle.in_io and handle.partition is not None:
                     changed = handle.changed() or changed
                 self.notices.look(handle, self.now)
                 handle.plan(self.now)
                 handle.touched = False
+                if visit is not None and handle.next_run is not None and handle.next_run < visit:
+                    visit = handle.next_run
             self.touched.clear()
             if changed and self.resize_step.in_progress:
                 self.wants_turn = True
-            visits = [handle.next_run for handle in self.handles.values() if handle.next_run is not None]
-            self._next_visit = min(visits, default=None)
+            if visit is None or visit <= self.now or self.visits_changed:  # else it is exact, or early, which does no harm
+                visit = min([handle.next_run for handle in self.handles.values() if handle.next_run is not None], default=None)
+            self._next_visit, self.visits_changed = visit, False
         if self._resizing is not self.resize_step.in_progress:
             self._resizing = self.resize_step.in_progress
             if not self._resizing:
                 self.notices.note(logging.INFO, "the resize of queue %r is finished: no key waits for another partition", self.name)
         self.next_run = self._next_visit
         if self.lease_step.waiting or self.produce_step.waiting or self.waiting_for_items or self.handles_in_io:
+            self._quiet = False
             waiting_lists: tuple[Sequence[Request], ...] = (self.produce_step.waiting, self.waiting_for_items)
             ends = [request.deadline for waiting_list in waiting_lists for request in waiting_list if request.deadline]
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
             ends += [waiting.expires for waiting in self._waits_for_commit.values() if waiting.expires and not waiting.request.done]
             ends += [handle.slow_at(self._last_io_end) for handle in self.handles_in_io.values() if handle.is_worth_waiting_for]
-            earliest = self.lease_step.earliest
+            earliest = self.lease_step.waiting.earliest
             if earliest is not None and earliest <= self.now and self.any_worth_waiting_for:
                 earliest = None  # it is answered when the partitions in I/O are done or count as slow
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
+        elif not self._quiet:
+            self._quiet = self._has_no_work()
+
+    def _has_no_work(self) -> bool:
+        """Whether nothing waits and every partition is open, so that a turn with one request has only that to do."""
+        return not (
+            self.wants_turn
+            or self.deferred
+            or self.closed
+            or self.to_open
+            or self.io_to_dispatch
+            or self.partitions_to_add
+            or self._recovered
+            or self._waits_for_commit
+            or self.resize_step.in_progress
+            or self.transfer_step.busy
+            or self.transfer_step.dead
+        )
 
     # -- closing -------------------------------------------------------------------------------------
 

@@ -63,8 +63,11 @@ class Calendar:
 
     def next(self) -> int | None:
         """When the earliest entry comes due, or None."""
-        self._advance()
-        return self._head[self._taken].when if self._taken < len(self._head) else None
+        if self._taken >= len(self._head):
+            if not self._order:
+                return None
+            self._advance()
+        return self._head[self._taken].when
 
     def due(self, now: int, limit: int) -> list[CalendarEntry]:
         """Up to `limit` entries with `when` <= now, in order. They stay until `discard`."""

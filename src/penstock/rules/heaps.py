@@ -5,9 +5,9 @@ Owns: `in_order`.
 
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import TypeVar
+from typing import Any, TypeVar
 
-Entry = TypeVar("Entry", bound=tuple[int, ...])
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
 
 
 def in_order(heap: Sequence[Entry]) -> Iterator[Entry]:

@@ -42,7 +42,7 @@ def decide_produce(state: State, command: Produce, now: Moment, blocks: BlockSou
             return [], Stored(state.received_bases.get(command.source, -1) if command.sequence == last else -1, 0, repeated=True)
     elif state.paused_produce:
         raise QueueHeld("producing is paused; resume it or try again later")
-    batch = batch.copy().drop_empty_columns()
+    batch = batch.to_store()
     ids: list[int] | None = None
     if batch.dedups is not None and (command.source is None or command.dedup):  # the sequence of a transfer must be recorded in any case
         batch, ids = _without_duplicates(state, batch, now)

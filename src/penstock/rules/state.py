@@ -290,8 +290,12 @@ class State:
 
     def next_due(self) -> tuple[int | None, int | None]:
         """When the next lease, schedule or ttl comes due: by elapsed time and by wall time."""
-        elapsed = [when for when in (self.leases.next_deadline(), self.by_elapsed.next(), self.ttl.next()) if when is not None]
-        return (min(elapsed) if elapsed else None, self.by_wall.next())
+        first = self.leases.next_deadline()
+        for calendar in (self.by_elapsed, self.ttl):
+            when = calendar.next()
+            if when is not None and (first is None or when < first):
+                first = when
+        return first, self.by_wall.next()
 
     def lane_heads(self) -> list[Rank]:
         """For each lane with something to lease: the lane, and since when (elapsed) the older of its two heads waits.

@@ -76,20 +76,36 @@ class Batch(msgspec.Struct, gc=False):
         """The items at indexes [start, stop)."""
         if start == 0 and stop == len(self.payloads):
             return self
+        if self.payloads_only:
+            return Batch(self.payloads[start:stop])
         columns = (getattr(self, name) for name in self.__struct_fields__)
         return Batch(*(None if column is None else column[start:stop] for column in columns))  # type: ignore[arg-type]
 
     @property
     def payloads_only(self) -> bool:
         """Whether every optional column is None."""
-        return self == Batch(self.payloads)
+        return (
+            self.keys is None
+            and self.key_ids is None
+            and self.headers is None
+            and self.kinds is None
+            and self.encodings is None
+            and self.references is None
+            and self.priorities is None
+            and self.ats is None
+            and self.ttls is None
+            and self.dedups is None
+            and self.dedup_windows is None
+            and self.origins is None
+        )
 
-    def copy(self) -> "Batch":
-        """A batch with its own lists: changes to the lists of this batch do not affect it."""
+    def to_store(self) -> "Batch":
+        """A batch with its own lists, which changes to the lists of this batch do not affect; without empty columns."""
         if self.payloads_only:
             return Batch(list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
-        return Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
+        copied = Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
+        return copied.drop_empty_columns()
 
     def drop_empty_columns(self) -> "Batch":
         """Set columns without any value to None, and return self. So a batch that was read equals the one written."""
@@ -119,9 +135,9 @@ def validate(batch: Batch) -> Batch:
     if not isinstance(batch, Batch):
         raise InvalidRequest(f"items are {type(batch).__name__}; give a Batch")
     payloads, plain = batch.payloads, batch.payloads_only
-    _check_sequence("payloads", payloads)
-    if plain and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
+    if plain and type(payloads) is list and len(payloads) == 1 and type(payloads[0]) is bytes and len(payloads[0]) <= MAX_PAYLOAD_BYTES:
         return batch  # the most common small batch: skip the general checks
+    _check_sequence("payloads", payloads)
     count = len(payloads)
     if not 1 <= count <= MAX_BATCH_ITEMS:
         raise InvalidRequest(f"the batch has {count} items; give 1 to {MAX_BATCH_ITEMS}")
