@@ -4,13 +4,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock import Broker, Item, Queue, Retry
+from penstock import Broker, Context, Item, Queue, Retry
 from penstock.errors import QueueFull
 from penstock.testing import ManualClock
 from penstock.words.clock import SystemClock
@@ -204,3 +204,20 @@ def test_a_handler_times_out_when_the_clock_is_advanced(threaded: Broker, clock:
         wait_until(lambda: queue.stats().buried)
         end.set()
     assert "the handler ran longer than 30 s" in queue.items("buried")[0].reason
+
+
+def test_the_deadline_of_a_handler_is_a_datetime(threaded: Broker, clock: ManualClock) -> None:
+    queue = threaded.create_queue("orders")
+    found: list[datetime | None] = []
+
+    def handle(item: Item, context: Context) -> None:
+        found.append(context.deadline)
+        context.extend(timedelta(minutes=5))
+        found.append(context.deadline)
+
+    queue.produce_many([b"1"])
+    penstock.Worker(queue, handle, handler_timeout=30).run(until_empty=True)
+    queue.produce_many([b"2"])
+    penstock.Worker(queue, handle).run(until_empty=True)
+    half, five = clock.now() + timedelta(seconds=30), clock.now() + timedelta(minutes=5)
+    assert found == [half, five, None, five]

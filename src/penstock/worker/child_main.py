@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from penstock.api.items import Item, ItemSource, NewItem
 from penstock.api.traces import current_span_ids
 from penstock.words.batch import Batch
-from penstock.words.clock import SystemClock
+from penstock.words.clock import Moment, SystemClock
 from penstock.words.ids import Token, format_token
 from penstock.words.logs import log_of_child
 from penstock.words.values import Value
@@ -164,7 +164,7 @@ class ChildExecutor:
         self._handlers = handlers
         self._batch = bool(settings.batch)
         self._invoker = _ChildInvoker(handlers, settings, lambda: clock.read().elapsed)
-        self._backend = _ChildBackend(self, lambda: clock.read().elapsed)
+        self._backend = _ChildBackend(self, clock.read)
         self._runner: asyncio.Runner | None = None
         self._number = 0
         self._sending = threading.Lock()  # a handler may report progress from several threads
@@ -189,7 +189,7 @@ class ChildExecutor:
         self._number = number
         self._invoker.errors = {}
         self._invoker.begin(context)
-        self._current.begin(number, context.deadline)
+        self._current.begin(number, context.times_out_at)
         try:
             result = self._invoker.call(handler, context)
             if handler.is_async:
@@ -224,15 +224,15 @@ class _ChildBackend:
 
     stopping = False
 
-    def __init__(self, child: ChildExecutor, now: Callable[[], int]) -> None:
+    def __init__(self, child: ChildExecutor, moment: Callable[[], Moment]) -> None:
         self._child = child
-        self.now = now
+        self.moment = moment
 
     def report_progress(self, context: Context, text: str) -> None:
         self._child.report(text)
 
     def deadline_changed(self, context: Context) -> None:
-        self._child.extend(context.deadline)
+        self._child.extend(context.times_out_at)
 
     def check_queue(self, context: Context, name: str) -> None:
         """Does nothing. The parent checks the queue, and retries the item if there is no such queue."""

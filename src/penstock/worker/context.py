@@ -7,14 +7,16 @@ its timeout.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.api import arguments
 from penstock.api.arguments import Seconds, bounded_duration
 from penstock.api.items import Item, NewItem
 from penstock.api.traces import active_tracer
+from penstock.words.clock import Moment
 from penstock.words.errors import InvalidRequest
-from penstock.words.values import Value
+from penstock.words.values import Value, timestamp
 
 if TYPE_CHECKING:
     from penstock.api.spans import HandleSpan
@@ -27,7 +29,7 @@ class ContextBackend(Protocol):
     def stopping(self) -> bool:
         """Whether the worker stops at once and does not wait for handlers."""
 
-    def now(self) -> int: ...
+    def moment(self) -> Moment: ...
     def report_progress(self, context: "Context", text: str) -> None:
         """Have a progress report written, without waiting for it."""
 
@@ -43,7 +45,7 @@ class ContextBackend(Protocol):
 class Context:
     """The second argument of a handler: `def handle(item, context)`."""
 
-    __slots__ = ("_backend", "_unclaimed", "deadline", "follow_ups", "items", "lease_data", "lease_lost", "queue", "span", "started_at")
+    __slots__ = ("_backend", "_unclaimed", "follow_ups", "items", "lease_data", "lease_lost", "queue", "span", "started", "times_out_at")
 
     def __init__(self, backend: ContextBackend, queue: str, lease_data: Any, items: Sequence[Item]) -> None:
         self._backend = backend
@@ -53,9 +55,9 @@ class Context:
         """The items of this call: one item, or several for a batch handler."""
         self.lease_data = lease_data
         """The leases of the items; in a child process, the token of the first item."""
-        self.started_at = 0
-        self.deadline = 0
-        """When the handler has run too long; 0 is never."""
+        self.started = 0
+        self.times_out_at = 0
+        """Both for the worker, by its elapsed clock in microseconds. 0: not measured, and never."""
         self.follow_ups: list[NewItem | Value] = []
         self.lease_lost = False
         self.span: HandleSpan | None = None
@@ -78,6 +80,14 @@ class Context:
         return self._backend.token(self)
 
     @property
+    def deadline(self) -> datetime | None:
+        """When the handler will have run too long (`handler_timeout`, moved by `extend`); None is never."""
+        if not self.times_out_at:
+            return None
+        now = self._backend.moment()
+        return timestamp(now.wall + self.times_out_at - now.elapsed)
+
+    @property
     def cancelled(self) -> bool:
         """Whether the result will be ignored: the worker stops at once, the handler timed out, the lease was lost."""
         return self.lease_lost or self._backend.stopping or not self._unclaimed
@@ -97,7 +107,7 @@ class Context:
 
     def extend(self, timeout: Seconds) -> None:
         """Move the deadline of `handler_timeout` to this many seconds from now. The lease is extended in any case."""
-        self.deadline = self._backend.now() + bounded_duration(timeout, "timeout")
+        self.times_out_at = self._backend.moment().elapsed + bounded_duration(timeout, "timeout")
         self._backend.deadline_changed(self)
 
     def follow_up(self, item: NewItem | Value) -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from penstock.api import arguments
 from penstock.api.items import Item, NewItem
 from penstock.api.traces import active_tracer
-from penstock.words.clock import SECOND
+from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import InvalidRequest, LeaseLost, PenstockError
 from penstock.words.ids import Token, format_token
 from penstock.words.logs import log_fields
@@ -195,9 +195,9 @@ class HandlerInvoker:
         if self.calls_here:
             self.begin_span(context)
         if self._timed:
-            context.started_at = self._now()
+            context.started = self._now()
             if self._settings.handler_timeout:
-                context.deadline = context.started_at + self._settings.handler_timeout
+                context.times_out_at = context.started + self._settings.handler_timeout
         if self.hooks.started is not None:
             with context.current_span():
                 for item in context.items:
@@ -252,7 +252,7 @@ class HandlerInvoker:
 
     def _call_finished(self, context: Context, outcomes: list[Outcome]) -> None:
         if self.hooks.finished is not None:
-            seconds = (self._now() - context.started_at) / SECOND
+            seconds = (self._now() - context.started) / SECOND
             for item, outcome in zip(context.items, outcomes, strict=True):
                 self.call_hook(self.hooks.finished, item.queue, item, seconds, expected_outcome(item, outcome))
 
@@ -364,8 +364,8 @@ class ProgressReporter:
 class Dispatcher:
     """Makes the contexts of leased items, is their backend, and passes the outcomes to the settlers."""
 
-    def __init__(self, now: Callable[[], int], buffer: ItemBuffer, handlers: Handlers) -> None:
-        self.now = now
+    def __init__(self, clock: Clock, buffer: ItemBuffer, handlers: Handlers) -> None:
+        self.moment = clock.read
         self.stopping = False
         self.on_deadline_changed: Callable[[Context], None] | None = None
         self.on_clock_moved: Callable[[], None] | None = None
@@ -373,6 +373,9 @@ class Dispatcher:
         self.reporter = ProgressReporter()
         self._buffer = buffer
         self._handlers = handlers
+
+    def now(self) -> int:
+        return self.moment().elapsed
 
     # -- for contexts ------------------------------------------------------------------------------------
 

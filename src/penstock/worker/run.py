@@ -66,7 +66,7 @@ class WorkerRun:
         limit = settings.per_partition * (settings.batch or 1)
         self._buffer: ItemBuffer = SharedBuffer(weights, limit) if limit or len(weights) > 1 else PlainBuffer()
         self._now = now = next(iter(weights)).now
-        self._dispatcher = Dispatcher(now, self._buffer, handlers)
+        self._dispatcher = Dispatcher(next(iter(weights)).home.clock, self._buffer, handlers)
         self._invoker = HandlerInvoker(handlers, settings, now)
         self._pool = self._make_pool(handlers, loop)
         self._settlers = {source: Settler(source, counters, self.fail, self.report_late, self.lease_lost) for source in weights}

@@ -119,7 +119,7 @@ class TaskPool:
     def _reschedule(self, context: Context) -> None:
         timeout = self._timeouts.get(context)
         if timeout is not None and not timeout.expired():
-            timeout.reschedule(self._loop.time() + (context.deadline - self._dispatcher.now()) / SECOND)
+            timeout.reschedule(self._loop.time() + (context.times_out_at - self._dispatcher.now()) / SECOND)
 
     def _reschedule_all(self) -> None:
         for context in [*self._timeouts]:

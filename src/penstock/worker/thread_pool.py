@@ -278,10 +278,10 @@ class ThreadPool(BaseThreadPool):
             times = [now + self._settings.handler_timeout]
             for call in list(self._calls):
                 context = call.context
-                if context is None or not context.deadline or self._dispatcher.stopping:
+                if context is None or not context.times_out_at or self._dispatcher.stopping:
                     continue
-                if context.deadline > now:
-                    times.append(context.deadline)
+                if context.times_out_at > now:
+                    times.append(context.times_out_at)
                 elif (outcomes := self._invoker.end(context, error=self._invoker.timeout_error())) is not None:
                     self._abandon(call, context, outcomes)
             self._watch_wakeup.wait((min(times) - now) / SECOND)
