@@ -219,7 +219,7 @@ class Loop:
             return False
         request.deadline = now
         if isinstance(request, LeaseRequest):
-            self.engine.lease_step.waiting.earliest = now
+            self.engine.lease_step.waiting.deadline_changed(request)
         return True
 
     def _until_next_turn(self, left: int, now: int) -> int:

@@ -42,6 +42,11 @@ class WaitingLeases:
             self._deadlines = [entry for entry in self._deadlines if entry[2] in self._requests]
             heapify(self._deadlines)
 
+    def deadline_changed(self, request: LeaseRequest) -> None:
+        """Note that the deadline of a request is now earlier."""
+        if request in self._requests:
+            heappush(self._deadlines, (request.deadline, next(self._numbers), request))
+
     def remove(self, request: LeaseRequest) -> None:
         """Remove a request, if it is here."""
         self._requests.pop(request, None)
