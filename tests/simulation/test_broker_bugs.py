@@ -57,7 +57,7 @@ def transfer_sequences_start_again(patch: Patch) -> None:
     patch.setattr(outbox, "_next_sequence", lambda state, packed: len(state.outbox.get(packed, ())) + 1)
 
 
-@bug(200)
+@bug(600)
 def a_transfer_is_sent_before_its_record_is_durable(patch: Patch) -> None:
     def depart(self: QueueEngine) -> None:
         with patch.context() as here:

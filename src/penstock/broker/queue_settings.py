@@ -6,7 +6,7 @@ to the catalog first and applied to the queue afterwards. Every change of an opt
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from penstock.loop.catalog import Catalog
 from penstock.loop.loop import Loop
 from penstock.loop.requests import FunctionRequest, ResizeRequest
 from penstock.loop.turn import QueueEngine
-from penstock.operations import CreateQueue, EnsureQueue, Operation, ResizeQueue, SetReadOnly, UpdateQueue
+from penstock.operations import CreateQueue, EnsureQueue, FindQueue, Operation, ResizeQueue, SetReadOnly, UpdateQueue
 from penstock.reports import QueueDescription, describe_queue
 from penstock.rules import catalog
 from penstock.rules.catalog import QueueEntry
@@ -99,13 +99,16 @@ class QueueSettings:
     # -- ensure --------------------------------------------------------------------------------------
 
     def ensure(self, operation: EnsureQueue) -> QueueDescription:
-        """Create the queue, or change what is different. One call at a time, so that equal calls of several programs
-        find the queue as the first of them made it."""
+        """Create the queue, or change what is different. One change at a time, so that equal calls of several programs
+        find the queue as the first of them made it. A call that changes nothing does not wait for others."""
         partitions = operation.partitions
         if partitions is not None:
             check_range("partitions", partitions, 1, MAX_PARTITIONS)
         elif operation.resize:
             raise InvalidRequest("resize is True, and partitions is not given; give the number of partitions")
+        unchanged = self._find_unchanged(operation)
+        if unchanged is not None:
+            return unchanged
         with self._ensuring:
             done = self._broker.changed_before(operation)
             if done is not None:
@@ -118,24 +121,48 @@ class QueueSettings:
                 try:
                     return self._change(operation, found.incarnation)
                 except QueueNotFound:
-                    if self._broker.catalog.state.entries.get(found.incarnation) is not None:
-                        raise  # it is there: another queue is missing
-                    # else it was deleted meanwhile, and is created anew
+                    if self._exists(found.incarnation):
+                        raise  # the dead queue that is named is missing
+                    # else the queue was deleted meanwhile, and is created anew
+
+    def _find_unchanged(self, operation: EnsureQueue) -> QueueDescription | None:
+        """The queue, if it exists and nothing must be changed; otherwise None."""
+        existing = self._broker.catalog.state.names.get(operation.name)
+        if existing is None or self._broker.changed_before(operation) is not None:
+            return None
+        try:
+            if self._difference(operation, existing):
+                return None
+            found: QueueDescription = self._broker.call(FindQueue(queue=existing.incarnation))
+        except QueueNotFound:
+            if self._exists(existing.incarnation):
+                raise
+            return None
+        self._log_kept_width(operation, existing)
+        return found
+
+    def _exists(self, incarnation: int) -> bool:
+        return incarnation in self._broker.catalog.state.entries
 
     def _change(self, operation: EnsureQueue, incarnation: int) -> QueueDescription:
         """Change the width and the options of an existing queue, as far as they are asked for and different."""
-        entry, partitions = self._broker.entry(incarnation), operation.partitions
-        # checks everything, before the width is changed
-        options_change: Sequence[object] = catalog.update(self._broker.catalog.state, incarnation, operation.options)
-        width, done = len(entry.active), describe_queue(entry)
-        if partitions is not None and partitions != width:
-            if operation.resize:
-                # The call is recorded with the last change: if it is repeated after the first one, it does the rest.
-                call = None if options_change else operation.call
-                done = self.resize(ResizeQueue(queue=incarnation, partitions=partitions, call=call))
-            else:
-                text = "queue %r keeps its %d partitions, and %d were asked for; resize it to change that"
-                _log.info(text, entry.name, width, partitions, extra=log_fields(queue=entry.name))
-        if options_change:
+        entry = self._broker.entry(incarnation)
+        different, done = self._difference(operation, entry), describe_queue(entry)
+        if "partitions" in different and operation.partitions is not None:
+            # The call is recorded with the last change: if it is repeated after the first one, it does the rest.
+            call = None if "options" in different else operation.call
+            done = self.resize(ResizeQueue(queue=incarnation, partitions=operation.partitions, call=call))
+        if "options" in different:
             done = self.update(UpdateQueue(queue=incarnation, changes=operation.options, call=operation.call))
+        self._log_kept_width(operation, entry)
         return done
+
+    def _difference(self, operation: EnsureQueue, entry: QueueEntry) -> set[str]:
+        """What must be changed: "options", "partitions" or both. Raises if the options cannot be changed so."""
+        found = {"options"} if catalog.update(self._broker.catalog.state, entry.incarnation, operation.options) else set()
+        return found | ({"partitions"} if operation.resize and operation.partitions != len(entry.active) else set())
+
+    def _log_kept_width(self, operation: EnsureQueue, entry: QueueEntry) -> None:
+        if operation.partitions not in (None, len(entry.active)) and not operation.resize:
+            text = "queue %r keeps its %d partitions, and %d were asked for; resize it to change that"
+            _log.info(text, entry.name, len(entry.active), operation.partitions, extra=log_fields(queue=entry.name))

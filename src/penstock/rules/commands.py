@@ -200,7 +200,7 @@ class ForgetCursor(msgspec.Struct, gc=False):
 
 
 class Send(msgspec.Struct, gc=False):
-    """Transfer items that are ready or buried to another partition."""
+    """Transfer items that wait or are buried to another partition."""
 
     offsets: Sequence[int]
     destination: bytes
