@@ -21,6 +21,8 @@ from simulation.partition.model_state import ModelLease
 from simulation.simulation import RandomDraws
 
 KEYS = [b"a", b"b", b"", b"customer-42", bytes(range(40))]
+DEDUP_WINDOWS = {routing.digest(b"", b"two"): 2 * SECOND, routing.digest(b"", b"three"): 3 * HOUR}
+"""The dedup ids whose items have a window of their own."""
 STALE_LEASE = 77
 KEEP_ALL = Retention(max_age=0, max_bytes=0)
 WEIGHTS = {
@@ -75,7 +77,7 @@ class RandomCommands(RandomDraws):
         batch = self.batch(self.pick([1, 1, 2, 3, 6]), now)
         if self.happens(0.05):
             self._transfers += self.pick([0, 1])
-            batch.dedups = None  # a repeated transfer is recognized by its sequence
+            batch.dedups = batch.dedup_windows = None  # a repeated transfer is recognized by its sequence
             return c.Produce(batch, source=b"another queue", sequence=self._transfers)
         return c.Produce(batch, self.calls())
 
@@ -96,6 +98,7 @@ class RandomCommands(RandomDraws):
             self._numbers(self.column(count, "at", lambda: now.wall + self.pick([-1 * HOUR, 50_000, 2 * SECOND, 40 * SECOND, 2 * HOUR]))),
             self._numbers(self.column(count, "ttl", lambda: self.pick([1, 10, 60, 7_200]) * SECOND)),
             dedups,
+            dedup_windows=[0 if name is None else DEDUP_WINDOWS.get(name, 0) for name in dedups] if dedups else None,
         )
 
     @staticmethod

@@ -72,7 +72,8 @@ def _store(model: ModelState, command: c.Produce, index: int, now: Moment) -> in
         until, first = model.dedups.get(name, (0, 0))
         if until > now.elapsed:
             return first
-        model.dedups[name] = (now.elapsed + model.policy.dedup_window, offset)
+        window = (batch.dedup_windows[index] if batch.dedup_windows else 0) or model.policy.dedup_window
+        model.dedups[name] = (now.elapsed + window, offset)
     priority = batch.priorities[index] if batch.priorities else DEFAULT_PRIORITY
     item = ModelItem(offset, batch.keys[index] if batch.keys else None, priority, priority)
     ttl = (batch.ttls[index] if batch.ttls else 0) or model.policy.ttl

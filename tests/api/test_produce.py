@@ -80,6 +80,15 @@ def test_an_item_may_have_a_dedup_window_of_its_own(opener: BrokerOpener, manual
     assert queue.produce("x", dedup="long") != first[2]
 
 
+def test_an_item_with_a_dedup_window_can_be_buried_and_redriven(broker: Broker) -> None:
+    broker.create_queue("dead")
+    queue = broker.create_queue("orders", dead_queue="dead")
+    queue.produce("x", dedup="d", dedup_window=10)
+    queue.lease()[0].bury()
+    (lease,) = broker.queue("dead").lease(wait=WAIT)
+    assert lease.item.value == "x"
+
+
 def test_dedup_returns_the_first_id_until_its_window_has_passed(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=4)
     first = queue.produce(b"1", dedup="d")

@@ -152,3 +152,9 @@ def test_delete_needs_yes_without_a_terminal(orders_cli: CommandLine) -> None:
     assert orders_cli.refused("queue", "delete", "orders") == "this deletes queue orders with 1 unresolved item; add --yes to do it"
     assert "dead queue" in orders_cli.refused("queue", "delete", "orders.dead", "--yes")
     assert len(orders_cli.json("queue", "list")) == 2
+
+
+def test_ensure_takes_the_options_of_files(orders_cli: CommandLine) -> None:
+    orders_cli.run("queue", "ensure", "orders", "--segment-bytes", "8MiB", "--compression", "off")
+    found = orders_cli.json("queue", "info", "orders")
+    assert (found["segment_bytes"], found["compression"]) == (8 << 20, False)

@@ -61,6 +61,18 @@ def test_the_text_of_differences(broker: penstock.Broker) -> None:
     ]
 
 
+def test_the_options_of_files_are_declared_as_text_and_compared(broker: penstock.Broker) -> None:
+    table = {"sync_interval": "50ms", "segment_bytes": "8MiB", "segment_age": "1h", "compression": False, "compression_level": 3}
+    queues, problems = read_queues({"orders": {**table, "compression_min_bytes": "1KiB", "durability": "interval"}})
+    assert problems == []
+    apply(broker.home, compare(broker.home, queues))
+    assert broker.queue("orders").info().segment_bytes == 8 << 20
+    assert found(compare(broker.home, queues)) == []
+    queues, _ = read_queues({"orders": {"sync_interval": "none", "segment_age": "2h", "compression": "none"}})
+    changes = "sync_interval 0.05s → none, segment_age 3600s → 7200s, compression off → none"
+    assert found(compare(broker.home, queues)) == [f"queue orders: {changes}"]
+
+
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_a_queue_is_resized_if_its_table_says_so(broker: penstock.Broker, partitions: int) -> None:
     broker.create_queue("orders", partitions=2)

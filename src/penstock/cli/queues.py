@@ -49,7 +49,7 @@ def create(
     )
 
 
-@command(group, "ensure", more=option_parameters(*QUEUE_OPTIONS, DURABILITY, defaults=False))
+@command(group, "ensure", more=option_parameters(*QUEUE_OPTIONS, DURABILITY, *STORAGE_OPTIONS, defaults=False))
 def ensure(
     session: CommandContext,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The name: letters, digits, '.', '_' and '-'.")],
