@@ -422,9 +422,10 @@ class QueueEngine(CommitTracker):
 
     def _plan(self) -> None:
         """Set `next_run`, when the queue needs a turn even without a request."""
-        if self.touched or self.visits_changed:
+        visit = self._next_visit
+        unknown = visit is None or visit <= self.now or self.visits_changed  # else it is exact, or early, which does no harm
+        if self.touched:
             changed = False
-            visit = self._next_visit
             for handle in self.touched:
                 if handle.is_usable and handle.usable_partition.state.ready:
                     self.with_ready_items.add(handle.number)
@@ -440,9 +441,10 @@ class QueueEngine(CommitTracker):
             self.touched.clear()
             if changed and self.resize_step.in_progress:
                 self.wants_turn = True
-            if visit is None or visit <= self.now or self.visits_changed:  # else it is exact, or early, which does no harm
-                visit = min([handle.next_run for handle in self.handles.values() if handle.next_run is not None], default=None)
-            self._next_visit, self.visits_changed = visit, False
+        if unknown:
+            visit = min([handle.next_run for handle in self.handles.values() if handle.next_run is not None], default=None)
+            self.visits_changed = False
+        self._next_visit = visit
         if self._resizing is not self.resize_step.in_progress:
             self._resizing = self.resize_step.in_progress
             if not self._resizing:
