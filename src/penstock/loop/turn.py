@@ -422,7 +422,7 @@ class QueueEngine(CommitTracker):
 
     def _plan(self) -> None:
         """Set `next_run`, when the queue needs a turn even without a request."""
-        if self.touched or self.visits_changed:
+        if self.touched or self.visits_changed or (self._next_visit is not None and self._next_visit <= self.now):
             changed = False
             visit = self._next_visit
             for handle in self.touched:
