@@ -241,7 +241,7 @@ def test_changes_are_logged(broker: BrokerUnderTest, lines: LogLines) -> None:
     queue = broker.create(partitions=2)
     assert lines.take() == [("INFO", "queue 'q' was created, with 2 partitions")]
     queue.update(max_attempts=7)
-    assert lines.take() == [("INFO", "options of queue 'q' were changed: {'max_attempts': 7}")]
+    assert lines.take() == [("INFO", "options of queue 'q' were changed: max_attempts 10 → 7")]
     queue.pause(lease=True, produce=False)
     queue.pause(lease=False, partition=1)
     assert lines.take() == [

@@ -95,7 +95,9 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
         programs.penstock("own", str(orders_cli.target), "--log-format", "json", "--log-level", "info") as second,
     ):
         connected, note = json.loads(second.note()), json.loads(second.note())
-        assert connected["message"].startswith(f"this process ({second.pid}) uses {orders_cli.target} through its owner (process {first.pid} ")
+        assert connected["message"].startswith(
+            f"this process ({second.pid}) uses {orders_cli.target} through its owner (process {first.pid} "
+        )
         assert (note["level"], note["pid"]) == ("info", second.pid)
         assert note["message"].startswith(f"waiting for the owner of {orders_cli.target} (process {first.pid} on ")
         first.write_line()
@@ -116,7 +118,7 @@ def test_what_clients_do_is_in_the_log_of_the_owner(orders_cli: CommandLine, kin
     with programs.penstock(kind, str(orders_cli.target), "--log-format", "json", "--log-level", "info", *more) as owner:
         said = owner.line()
         target = json.loads(said)["urls"][0] if kind == "serve" else str(orders_cli.target)
-        with penstock.open(target, **({} if kind == "serve" else {"own": False})) as broker:
+        with penstock.open(target, own=kind == "serve") as broker:
             queue = broker.create_queue("mail", partitions=2, max_attempts=1)
             queue.pause()
             queue.resume()
