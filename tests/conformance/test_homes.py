@@ -67,7 +67,7 @@ from penstock.operations import (
 )
 from penstock.rules.commands import Settled
 from penstock.rules.records import Produced
-from penstock.rules.routing import key_id
+from penstock.rules.routing import dedup_digest, key_id
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, QueueExists, QueueNotFound, Refused, StorageFailed
 from tests.broker.broker_under_test import wait_until
@@ -340,6 +340,16 @@ def test_a_repeated_request_adds_nothing(home: Home) -> None:
     assert first.stored is not None and second.stored is not None
     assert (first.stored.offsets, first.stored.repeated) == (range(1), False) and second.stored.repeated
     assert home.call(ReadStats(queue=queue)).produced == 1
+
+
+def test_the_answer_says_which_items_were_duplicates(home: Home) -> None:
+    queue = create(home)
+    for known in ([2], [0, 1, 2]):
+        batch = items(["a", "b", "c"])
+        batch.dedups = [dedup_digest(None, name) for name in (b"1", b"2", b"1")]
+        (part,) = home.call(ProduceItems(queue=queue, batch=batch))
+        assert part.stored is not None and [*part.stored.offsets] == [0, 1, 0]
+        assert part.stored.duplicates == known
 
 
 def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
