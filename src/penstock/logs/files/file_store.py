@@ -12,7 +12,7 @@ Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`,
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.files.filelog import FileLog
@@ -267,7 +267,9 @@ class FileStore:
         roots = (*zip(ids, paths, strict=True), *absent.items())
         for path, id, marker in zip(paths, ids, markers, strict=True):
             if marker.format < FORMAT or (marker.root, marker.roots) != (id, roots):
-                write_marker(self.files, path, marker._replace(root=id, roots=roots))
+                # a full disk must not keep a broker closed only because its roots cannot be noted
+                with nullcontext() if marker.format < FORMAT else suppress(OSError):
+                    write_marker(self.files, path, marker._replace(root=id, roots=roots))
         self.absent_roots = [*absent.values()]
 
     def _check_space(self, root: Root) -> None:
