@@ -1,7 +1,7 @@
 """Checks of the arguments of API calls, and conversion of answers; the async and the sync API share them.
 
-Owns: the checks, `ListedItem` and `FoundPage`. No I/O. A wrong argument raises `InvalidRequest` here, before anything is
-sent.
+Owns: the checks, `ListedItem` and `FoundPage`. No I/O. A wrong argument raises `InvalidRequest` here, before anything
+is sent.
 """
 
 import os
@@ -18,7 +18,7 @@ from penstock.words import values
 from penstock.words.batch import Batch, check_name, validate
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
-from penstock.words.ids import LAST_PARTITION, parse_id
+from penstock.words.ids import LAST_PARTITION, format_id, parse_id
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, check_range
 from penstock.words.values import Value
 

@@ -149,9 +149,11 @@ def read_retries(data: bytes) -> dict[int, FailedMessage]:
     return {one.msg_id: FailedMessage(one.retry_count, one.failure_reason, wall_time(one.last_failure)) for one in found}
 
 
-def read_dedup_ids(data: bytes, now: int) -> dict[int, str]:
-    """Message id → its dedup id in hex, of those whose window is not over (nanoseconds); ValueError as above."""
-    return {one.message_id: one.dedup_id for one in _side_file(data, _DedupFile).entries or () if one.expires_at > now}
+def read_dedup_ids(data: bytes, now: int) -> dict[int, tuple[str, int]]:
+    """Message id → its dedup id in hex and the rest of its window (nanoseconds), if there is any; ValueError as above."""
+    return {
+        one.message_id: (one.dedup_id, one.expires_at - now) for one in _side_file(data, _DedupFile).entries or () if one.expires_at > now
+    }
 
 
 def _side_file(data: bytes, shape: type[F]) -> F:

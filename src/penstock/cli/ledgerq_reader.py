@@ -30,6 +30,7 @@ BATCH_BYTES = MAX_BATCH_BYTES // 4
 PRIORITIES = {0: None, 1: 3, 2: 1}
 """LedgerQ priority → priority of the item. LedgerQ gives 0 (low) also to messages without a priority."""
 NANOSECONDS = 1_000_000_000
+MIN_WINDOW = 0.001
 MAX_REASON = 1_000
 SYSTEM = "ledgerq"
 PREFIX = f"{SYSTEM}:"
@@ -69,7 +70,7 @@ class SideFiles:
         """What is missing or cannot be used."""
         self.read_id = 0 if everything else self._read_id(directory)
         self.retries: dict[int, FailedMessage] = self._read(directory, ledgerq_files.RETRIES_NAME, ledgerq_files.read_retries, "retries")
-        self.dedup_ids: dict[int, str] = self._read(
+        self.dedup_ids: dict[int, tuple[str, int]] = self._read(
             directory, ledgerq_files.DEDUP_NAME, lambda data: ledgerq_files.read_dedup_ids(data, now), "dedup ids"
         )
 
@@ -238,7 +239,9 @@ class LedgerReader:
         return None
 
 
-def _item(entry: LedgerEntry, id: int, now: int, key_header: str | None, dedup: str | None, leave_out: tuple[str, ...] = ()) -> NewItem:
+def _item(
+    entry: LedgerEntry, id: int, now: int, key_header: str | None, dedup: tuple[str, int] | None, leave_out: tuple[str, ...] = ()
+) -> NewItem:
     headers = {name: value for name, value in _headers(entry).items() if name not in leave_out}
     key = None if key_header is None else headers.get(key_header)
     time = text_output.iso_time(max(entry.time, 0) // 1_000)
@@ -249,7 +252,8 @@ def _item(entry: LedgerEntry, id: int, now: int, key_header: str | None, dedup: 
         reference=f"{PREFIX}{id}",
         priority=PRIORITIES.get(entry.priority),
         ttl=(entry.expires - now) / NANOSECONDS if entry.expires else None,
-        dedup=dedup,
+        dedup=None if dedup is None else dedup[0],
+        dedup_window=None if dedup is None else max(dedup[1] / NANOSECONDS, MIN_WINDOW),
     )
 
 
