@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -300,7 +301,7 @@ def test_dead_letters_go_to_the_dead_queue(orders_cli: CommandLine, left: Ledger
         (item,) = broker.queue("orders.dead").items()
         origin = item.origin
         assert origin is not None and (origin.queue, origin.attempts, origin.reason) == ("orders", 4, "no such customer")
-        assert origin.last_failed_at == origin.buried_at == NOW // 1_000
+        assert origin.last_failed_at == origin.buried_at == datetime.fromtimestamp(NOW // 1_000_000_000, UTC)
         assert item.attempts == 0
 
 

@@ -150,7 +150,7 @@ def read_retries(data: bytes) -> dict[int, FailedMessage]:
 
 
 def read_dedup_ids(data: bytes, now: int) -> dict[int, tuple[str, int]]:
-    """Message id → its dedup id in hex and the rest of its window (nanoseconds), if there is any; ValueError as above."""
+    """Message id → its dedup id in hex and the rest of its window (nanoseconds), if any; ValueError as above."""
     return {
         one.message_id: (one.dedup_id, one.expires_at - now) for one in _side_file(data, _DedupFile).entries or () if one.expires_at > now
     }
