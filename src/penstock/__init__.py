@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.api.arguments import FoundPage, ListedItem
     from penstock.api.items import Item, NewItem
     from penstock.api.options import QueueInfo, QueueOptions
+    from penstock.api.produced import ProducedId, ProducedIds, ProducedRows
     from penstock.api.redrive import Redriven, RedriveSample
     from penstock.logs.backends import Root
     from penstock.worker.context import Context
@@ -56,6 +57,9 @@ __all__ = [
     "LeaseBatch",
     "ListedItem",
     "NewItem",
+    "ProducedId",
+    "ProducedIds",
+    "ProducedRows",
     "Queue",
     "QueueInfo",
     "QueueOptions",
@@ -88,6 +92,7 @@ _NAMES = {
     "api.arguments": ("FoundPage", "ListedItem"),
     "api.items": ("Item", "NewItem"),
     "api.options": ("QueueInfo", "QueueOptions"),
+    "api.produced": ("ProducedId", "ProducedIds", "ProducedRows"),
     "api.redrive": ("RedriveSample", "Redriven"),
     "logs.backends": ("Root",),
     "worker.context": ("Context",),

@@ -494,6 +494,28 @@ class FindWrite(Query[WriteState]):
     number: int
 
 
+class ImportItems(Operation[bool]):
+    """Store items of another system, once: they are published as the write of this source and number.
+
+    False when the source is at this number or beyond: nothing is added. InvalidRequest when it is not at `after`: the
+    caller has missed what another import did. `FindWrite` tells when the items are in the queue.
+    """
+
+    scope: ClassVar[Scope] = "produce"
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+    after: Count
+    """The number before this one; 0 for the first."""
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+    batch: Batch
+
+
+class FindImports(Query[dict[str, int]]):
+    """The sources whose names begin with a prefix, each with its highest number that was published."""
+
+    scope: ClassVar[Scope] = "produce"
+    prefix: str
+
+
 # -- homes -------------------------------------------------------------------------------------------
 
 

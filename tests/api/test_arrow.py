@@ -46,7 +46,7 @@ def tables(draw: st.DrawFn) -> tuple[Any, list[NewItem]]:
         "priority": (st.none() | st.integers(0, 9), pa.uint8()),
         "at": (st.none() | st.datetimes(datetime(1970, 1, 2), timezones=st.just(UTC)), UTC_MICROSECONDS),
         "ttl": (st.none() | st.timedeltas(timedelta(microseconds=1), timedelta(days=3_649)), pa.duration("us")),
-        "dedup": (names, pa.binary()),
+        "dedup": (st.none() | st.binary(min_size=1, max_size=5), pa.binary()),
         "headers": (st.none() | st.dictionaries(st.text(max_size=3), st.binary(max_size=3)), pa.map_(pa.string(), pa.binary())),
     }
     given: dict[str, Any] = {"payload": pa.array(payloads, pa.binary())}
@@ -198,7 +198,8 @@ HEADERS = "map<string, string>, map<string, binary>, or binary that is MessagePa
         ({"kind": [b"a", b"b"]}, "the column 'kind' is binary; give string"),
         ({"encoding": [None, "x" * 1_025]}, "row 1: the encoding has 1025 bytes; give 0 to 1024"),
         ({"reference": [["a"], ["b"]]}, "the column 'reference' is list<"),
-        ({"dedup": [None, "x" * 1_025]}, "row 1: the dedup has 1025 bytes; give 0 to 1024"),
+        ({"dedup": [None, "x" * 1_025]}, "row 1: the dedup has 1025 bytes; give 1 to 1024"),
+        ({"dedup": ["x", ""]}, "row 1: the dedup has 0 bytes; give 1 to 1024"),
         ({"priority": [None, 10]}, "row 1: the priority is 10; give 0 to 9"),
         ({"priority": [-1, 5]}, "row 0: the priority is -1; give 0 to 9"),
         ({"priority": [5.0, 5.0]}, "the column 'priority' is double; give an integer type"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import ListedItem, NewItem, QueueInfo, reports
-from penstock.api import arguments
+from penstock.api import arguments, produced
 from penstock.api.items import ItemSource, to_batch
 from penstock.api.leases import LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease
 from penstock.api.options import queue_info, to_catalog
@@ -105,24 +105,24 @@ def test_info_returns_the_options_that_were_given(options: dict[str, Any]) -> No
 )
 def test_ids_of_a_range_equal_those_formatted_one_by_one(partition: int, base: int, count: int) -> None:
     placed = [StoredPart(partition, None, Stored(base, count))]
-    assert arguments.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
+    assert produced.stored_ids(placed, count) == format_ids(partition, range(base, base + count))
 
 
 def test_ids_of_several_partitions_come_in_the_order_of_the_items() -> None:
     placed = [StoredPart(3, [1, 2], Stored(10, 2)), StoredPart(1, [0, 3], Stored(0, 0, [7, 5]))]
-    assert arguments.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
+    assert produced.stored_ids(placed, 4) == ["1-7", "3-10", "3-11", "1-5"]
 
 
 def test_the_first_error_has_all_results_and_is_a_copy_for_each_caller() -> None:
     shared = Refused.of(StorageFailed("the disk is full; make room"))
     placed = [StoredPart(0, [2], Stored(5, 1)), StoredPart(1, [0, 1], None, shared)]
     with pytest.raises(StorageFailed, match="the disk is full; make room") as caught:
-        arguments.stored_ids(placed, 3)
+        produced.stored_ids(placed, 3)
     results: list[str | PenstockError] = vars(caught.value)["results"]
     assert [str(result) for result in results] == [shared.message, shared.message, "0-5"]
     assert all(isinstance(result, StorageFailed) and not vars(result) for result in results[:2])
     with pytest.raises(StorageFailed, match="the disk is full; make room") as alone:
-        arguments.stored_id([StoredPart(1, None, None, shared)])
+        produced.stored_id([StoredPart(1, None, None, shared)])
     assert alone.value is not caught.value
 
 

@@ -35,7 +35,7 @@ NEW_ITEMS = st.builds(
     priority=st.none() | st.integers(0, 9),
     at=st.none() | WHEN,
     ttl=st.none() | SECONDS,
-    dedup=NAMES,
+    dedup=NAMES.filter(lambda name: name is None or len(name) > 0),
 )
 LISTS = st.lists(NEW_ITEMS | PAYLOADS, min_size=1, max_size=8)
 SOURCE = ItemSource("orders", 4)
@@ -186,6 +186,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ttl": -1}, "the ttl is out of bounds; give 0 to "),
     ({"ttl": "1h"}, "the ttl is str; give seconds or a timedelta"),
     ({"ttl": 0}, "the ttl is 0; give more, or None for the queue's own"),
+    ({"dedup": b""}, "the dedup id is empty; give a text, or none at all"),
     ({"dedup": 5}, "the dedup id is int; give str or bytes"),
     ({"dedup": "é" * 513}, "the dedup id has 1026 bytes; give at most 1024"),
 ]

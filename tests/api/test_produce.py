@@ -1,5 +1,7 @@
 """Producing through the public API."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -92,14 +94,56 @@ def test_an_item_with_a_dedup_window_can_be_buried_and_redriven(broker: Broker) 
 def test_dedup_returns_the_first_id_until_its_window_has_passed(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", dedup_window=60, partitions=4)
     first = queue.produce(b"1", dedup="d")
-    assert queue.produce(b"2", dedup="d") == first
+    again = queue.produce(b"2", dedup="d")
+    assert again == first and (first.duplicate, again.duplicate) == (False, True)
     assert queue.produce(b"3", dedup="d", key="k") != first
     opener.clock.advance(61 * SECOND)
-    assert queue.produce(b"4", dedup="d") != first
+    later = queue.produce(b"4", dedup="d")
+    assert later != first and not later.duplicate
     found = values(queue)
     while len(found) < 3:  # a lease does not wait for partitions that are just closed for being idle
         found += values(queue)
     assert sorted(found) == [b"1", b"3", b"4"]
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_duplicates_of_a_batch_are_told(broker: Broker, partitions: int) -> None:
+    queue = broker.create_queue("orders", partitions=partitions)
+    plain = queue.produce_many([b"1", b"2"])
+    assert (len(plain), plain.duplicates) == (2, [])
+    batch = [NewItem(b"1", dedup="a"), NewItem(b"2"), NewItem(b"3", dedup="a"), NewItem(b"4", dedup="b"), NewItem(b"5", dedup="c")]
+    first = queue.produce_many(batch, request_id="r")
+    assert first.duplicates == [2] and first[2] == first[0] and len({*first}) == 4
+    again = queue.produce_many(batch)
+    assert again.duplicates == [0, 2, 3, 4] and [again[index] for index in again.duplicates] == [first[index] for index in again.duplicates]
+    repeated = queue.produce_many(batch, request_id="r")
+    assert (repeated, repeated.duplicates) == (first, [2]), "a repeated call gives its first answer"
+    whole = queue.produce_many(batch[:1], request_id="all known")
+    assert whole.duplicates == queue.produce_many(batch[:1], request_id="all known").duplicates == [0]
+    assert queue.produce_many([]).duplicates == []
+    assert queue.stats().ready == 7
+
+
+def test_duplicate_rows_of_a_table_are_told(queue: Queue) -> None:
+    table = pa.table({"payload": [b""] * 10_002, "dedup": ["a", *([None] * 10_000), "a"]})
+    rows = queue.produce_arrow(table)
+    assert (rows, rows.duplicates) == (10_002, [10_001])
+    assert queue.stats().ready == 10_001
+
+
+def test_an_id_is_a_text_that_can_be_stored(queue: Queue) -> None:
+    first = queue.produce(b"first", dedup="d")
+    ids = queue.produce_many([b"second"])
+    queue.produce({"after": first, "also": ids}, key=first, headers={"after": first}, kind=first, reference=first, dedup=first)
+    queue.produce_many([NewItem([first], kind=first, reference=first, headers={"after": first})])
+    for item in [lease.item for lease in queue.lease(4)][2:]:
+        assert (item.kind, item.reference, item.headers) == (first, first, {"after": first})
+        assert item.value in ({"after": first, "also": ids}, [first])
+    assert queue.explain(first).id == first
+    again = queue.produce(b"", dedup="d")
+    for copied in (pickle.loads(pickle.dumps(again)), copy.copy(again)):
+        assert copied == first and copied.duplicate
+    assert pickle.loads(pickle.dumps(queue.produce_many([NewItem(b"", dedup="d")]))).duplicates == [0]
 
 
 def test_a_repeated_request_adds_nothing(broker: Broker) -> None:
@@ -225,6 +269,8 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
     ("window", lambda q: q.produce(b"", dedup_window=5), "an item has a dedup_window and no dedup id; give it one, or leave"),
     ("windows", lambda q: q.produce_many([NewItem(b"", dedup="d"), NewItem(b"", dedup_window=5)]), "an item has a dedup_window and no"),
     ("no window", lambda q: q.produce(b"", dedup="d", dedup_window=0), "the dedup_window is 0; give more, or None for the queue's own"),
+    ("empty dedup", lambda q: q.produce(b"", dedup=""), "the dedup id is empty; give a text, or none at all"),
+    ("empty dedups", lambda q: q.produce_many([b"", NewItem(b"", dedup=b"")]), "item 1: the dedup id is empty; give a text, or none"),
     ("dedup", lambda q: q.produce(b"", dedup="d" * 1025), "the dedup id has 1025 bytes; give at most 1024"),
     ("request id type", lambda q: q.produce(b"", request_id=1), "the request id is int; give str or bytes"),  # type: ignore[arg-type]
     ("request id size", lambda q: q.produce(b"", request_id="r" * 1025), "the request id has 1025 bytes; give 1 to 1024"),

@@ -20,6 +20,7 @@ from penstock.operations import (
     EnsureQueue,
     FailGranted,
     FindQueue,
+    ImportItems,
     LeaseItems,
     ListQueues,
     MoveCursor,
@@ -44,6 +45,7 @@ from penstock.operations import (
     TakeGrant,
     UpdateQueue,
 )
+from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.ids import parse_id
 from tests.broker.broker_under_test import batch_of
@@ -197,6 +199,7 @@ CHANGES: list[Operation[Any]] = [
     FailGranted(action="bury", groups=[]),
     PublishLog(partition=0),
     PublishWrite(write="w", source="s", number=1, parts=[]),
+    ImportItems(source="s", after=0, number=1, batch=Batch([b""])),
 ]
 
 

@@ -5,6 +5,8 @@ of the format, not from the reader under test.
 """
 
 import gzip
+import hashlib
+import json
 import struct
 from pathlib import Path
 
@@ -55,8 +57,8 @@ def zipped(id: int, payload: bytes, **options: int) -> bytes:
     return entry(id, gzip.compress(payload, mtime=0), compression=1, **options)  # type: ignore[arg-type]
 
 
-def segment(*entries: bytes, base: int = 0, magic: int = 0x4C445151, version: int = 1) -> bytes:
-    header = struct.pack("<IHHQqQQ", magic, version, 0, base, NOW, 0, 0) + bytes(20)
+def segment(*entries: bytes, base: int = 0, magic: int = 0x4C445151, version: int = 1, created: int = NOW) -> bytes:
+    header = struct.pack("<IHHQqQQ", magic, version, 0, base, created, 0, 0) + bytes(20)
     assert len(header) == 60
     return header + crc(header) + b"".join(entries)
 
@@ -70,18 +72,37 @@ def index(base: int, *entries: tuple[int, int, int]) -> bytes:
     return header + crc(header) + b"".join(struct.pack("<QQq", *one) for one in entries)
 
 
+def retry_state(*entries: tuple[int, int, str], version: int = 1) -> bytes:
+    """(message id, failed attempts, reason) → the file, indented as LedgerQ writes it."""
+    found = [
+        {"msg_id": id, "retry_count": count, "last_failure": "2023-11-14T23:13:20.123456789+01:00", "failure_reason": reason}
+        for id, count, reason in entries
+    ]
+    return json.dumps({"version": version, "max_retries": 3, "entries": found}, indent=2).encode()
+
+
+def dedup_state(*entries: tuple[int, str, int]) -> bytes:
+    """(message id, the producer's dedup id, when its window ends) → the file."""
+    found = [
+        {"dedup_id": hashlib.sha256(name.encode()).hexdigest(), "message_id": id, "enqueued_at": NOW, "expires_at": expires}
+        for id, name, expires in entries
+    ]
+    return json.dumps({"version": 1, "entries": found}, indent=2).encode()
+
+
 class LedgerQDirectory:
     """A directory of LedgerQ."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, created: int = NOW) -> None:
         directory.mkdir()
         self.directory = directory
+        self.created = created
         self._number = 0
 
     def add(self, *entries: bytes) -> Path:
         """Add a segment with these entries."""
         path = self.directory / f"{self._number:020d}.log"
-        path.write_bytes(segment(*entries, base=self._number))
+        path.write_bytes(segment(*entries, base=self._number, created=self.created))
         self._number += 1_000
         return path
 

@@ -143,6 +143,12 @@ def test_duplicates_are_told(orders_cli: CommandLine) -> None:
     assert orders_cli.json("produce", "once", "x", "--dedup", "d")["duplicate"] is True
 
 
+def test_an_empty_dedup_id_is_refused(orders_cli: CommandLine) -> None:
+    assert "the dedup id is empty" in orders_cli.refused("produce", "orders", "x", "--dedup", "")
+    said = orders_cli.refused("produce", "orders", "--jsonl", "--dedup-field", "id", input='{"id": "a"}\n{"id": ""}\n')
+    assert "line 2" in said and "the dedup id is empty" in said and "1 item stored before" in said
+
+
 def test_progress_does_not_touch_the_answer(orders_cli: CommandLine) -> None:
     ran = orders_cli.run("produce", "orders", "--lines", "--progress", "--json", input="a\nb\n")
     assert ran.out.split() == ["{", '"produced":', "2,", '"duplicates":', "0,", '"bad":', "0", "}"]

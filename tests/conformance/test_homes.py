@@ -26,12 +26,14 @@ from penstock.operations import (
     EnsureQueue,
     ExplainItem,
     FailGranted,
+    FindImports,
     FindItems,
     FindLeases,
     FindOffsets,
     FindQueue,
     FindWrite,
     Home,
+    ImportItems,
     LeaseItems,
     ListCursors,
     ListHeldKeys,
@@ -67,7 +69,7 @@ from penstock.operations import (
 )
 from penstock.rules.commands import Settled
 from penstock.rules.records import Produced
-from penstock.rules.routing import key_id
+from penstock.rules.routing import dedup_digest, key_id
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import BrokerClosed, InvalidRequest, LeaseLost, QueueExists, QueueNotFound, Refused, StorageFailed
 from tests.broker.broker_under_test import wait_until
@@ -126,6 +128,8 @@ SAMPLES: list[Operation[Any]] = [
     FailGranted(queue=1, action="bury", groups=[("why", {0: [1]})], delay=3),
     PublishWrite(queue=1, write="w", source="s", number=1, parts=[StagedPart("p", 1, 2)]),
     FindWrite(queue=1, source="s", number=1),
+    ImportItems(queue=1, source="s", after=0, number=1, batch=items(["a"])),
+    FindImports(queue=1, prefix="s"),
 ]
 
 
@@ -342,6 +346,16 @@ def test_a_repeated_request_adds_nothing(home: Home) -> None:
     assert home.call(ReadStats(queue=queue)).produced == 1
 
 
+def test_the_answer_says_which_items_were_duplicates(home: Home) -> None:
+    queue = create(home)
+    for known in ([2], [0, 1, 2]):
+        batch = items(["a", "b", "c"])
+        batch.dedups = [dedup_digest(None, name) for name in (b"1", b"2", b"1")]
+        (part,) = home.call(ProduceItems(queue=queue, batch=batch))
+        assert part.stored is not None and [*part.stored.offsets] == [0, 1, 0]
+        assert part.stored.duplicates == known
+
+
 def test_follow_ups_go_where_they_are_addressed(home: Home) -> None:
     queue, other = create(home), create(home, "other")
     produce(home, queue, "a")
@@ -485,6 +499,29 @@ def test_a_home_without_files_refuses_staged_writes(tmp_path: Path) -> None:
         for verb in (under_test.home.staging, lambda: under_test.home.call(write), lambda: under_test.home.submit(write)):
             with pytest.raises(InvalidRequest, match="run this where the server's directory is"):
                 verb()
+
+
+def test_items_are_imported_once(home_under_test: HomeUnderTest) -> None:
+    home, queue = home_under_test.home, create(home_under_test.home)
+
+    def imported(number: int, after: int, *texts: str) -> bool:
+        return home.call(ImportItems(queue=queue, source="other:a", after=after, number=number, batch=items(texts)))
+
+    assert imported(2, 0, "a", "b")
+    assert home.call(FindImports(queue=queue, prefix="other:")) == {"other:a": 2}, "it waits in the inbox, or is adopted"
+    assert not imported(2, 0, "a", "b") and not imported(1, 0, "a"), "the source is there already"
+    with pytest.raises(InvalidRequest, match="other:a was imported up to 2 meanwhile, not up to 1"):
+        imported(3, 1, "b", "c")
+    with pytest.raises(QueueNotFound):
+        home.call(ImportItems(queue=12345, source="s", after=0, number=1, batch=items(["a"])))
+    while home.call(FindWrite(queue=queue, source="other:a", number=2)) == "waiting":
+        home_under_test.owner.inbox.process()
+    assert not imported(2, 0, "a", "b") and imported(3, 2, "c")
+    while home.call(FindWrite(queue=queue, source="other:a", number=3)) == "waiting":
+        home_under_test.owner.inbox.process()
+    assert home.call(FindImports(queue=queue, prefix="")) == {"other:a": 3}
+    assert home.call(FindImports(queue=queue, prefix="else")) == {}
+    assert home.call(ReadStats(queue=queue)).produced == 3
 
 
 @pytest.mark.parametrize("home_under_test", WITH_FILES, indirect=True)

@@ -167,7 +167,7 @@ def test_an_outline_leaves_payloads_keys_and_texts_unread() -> None:
     assert isinstance(outline, Produced)
     batch = outline.batch
     assert (len(batch), list(batch.key_ids or []), list(batch.ttls or [])) == (1, [1], [5])
-    assert (batch.headers, batch.kinds, batch.origins) == (None, None, None)
+    assert (batch.headers, batch.kinds, batch.origins) == (None, None, [b"o"])
     assert b"a" not in batch.payloads
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.embedded import EmbeddedBroker
+from penstock.broker.snapshot import Snapshot
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import SystemFiles, filesystem_in, filesystem_in_mount
 from penstock.logs.files.root import Root
 from penstock.logs.files.segment import LogId
+from penstock.logs.store import CATALOG
+from penstock.operations import CreateQueue, FindQueue
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, StorageFailed
 from tests.logs.backends import draft
@@ -29,7 +33,7 @@ def test_partitions_are_spread_by_weight_and_found_again() -> None:
     assert spread(directory) == {"/a": 2, "/b": 6}
     where = {owner: directory.root_of(*owner) for owner in directory.logs()}
     directory.close()
-    again = FileStore.open([("/b", 3.0), "/a"], files=files)
+    again = FileStore.open(["/a", ("/b", 3.0)], files=files)
     assert {owner: again.root_of(*owner) for owner in again.logs()} == where
     assert again.broker_id == directory.broker_id
 
@@ -63,6 +67,103 @@ def test_a_lost_marker_is_written_again_with_the_id_of_another_root() -> None:
     again = FileStore.open(["/a", "/b"], files=files)
     assert again.broker_id == directory.broker_id == json.loads(files.content("/a/penstock.json"))["broker"]
     assert again.logs() == [LogId(1, 0)]
+
+
+# -- the first root ----------------------------------------------------------------------------------
+
+
+def open_broker(*roots: str | Root, files: SimulatedFiles) -> EmbeddedBroker:
+    return EmbeddedBroker.open([*roots], files=files, threaded=False)
+
+
+def broker_with_a_queue(files: SimulatedFiles, *roots: str | Root) -> None:
+    broker = open_broker(*roots, files=files)
+    broker.call(CreateQueue(name="orders", partitions=2))
+    broker.close()
+
+
+def has_catalog(files: SimulatedFiles, root: str) -> bool:
+    return files.exists(f"{root}/logs/{CATALOG:016x}")
+
+
+@pytest.mark.parametrize("first", ["/a", Root("/a", weight=0.1), Root("/a", read_only=True)])
+def test_the_catalog_is_always_in_the_first_root(first: str | Root) -> None:
+    files = SimulatedFiles()
+    broker_with_a_queue(files, first, Root("/b", weight=9))
+    assert has_catalog(files, "/a") and not has_catalog(files, "/b")
+
+
+def test_the_first_root_must_be_given_first() -> None:
+    files = SimulatedFiles()
+    broker_with_a_queue(files, "/a", "/b", "/c")
+    before = files.contents()
+    for read_only in (False, True):
+        with pytest.raises(InvalidRequest, match=r"^/a is the first storage root of its broker; give it first, and /b among the further"):
+            FileStore.open(["/b", "/a"], files=files, read_only=read_only)
+        with pytest.raises(
+            InvalidRequest, match=r"^/b is a further storage root of a broker whose first root, last open at /a, is missing; "
+        ):
+            FileStore.open(["/b", "/c"], files=files, read_only=read_only)
+    with pytest.raises(InvalidRequest, match=r"^/a is the first storage root of its broker; give it first, and /new among"):
+        FileStore.open(["/new", "/a"], files=files)
+    assert files.contents() == before, "nothing was changed"
+    assert open_broker("/a", "/c", "/b", files=files).call(FindQueue(name="orders")).partitions == 2, "the others have no order"
+
+
+def test_a_first_root_without_the_catalog_gets_no_new_one() -> None:
+    """An earlier version put the catalog into the root with the largest weight."""
+    files = SimulatedFiles()
+    broker_with_a_queue(files, "/a", "/b")
+    old, new = (f"{root}/logs/{CATALOG:016x}/00000" for root in ("/a", "/b"))
+    files.make_directory(new)
+    for name in files.list(old):
+        files.put_file(f"{new}/{name}", files.content(f"{old}/{name}"))
+        files.remove(f"{old}/{name}")
+    files.remove_directory(old)
+    broker = open_broker("/a", "/b", files=files)
+    assert broker.call(FindQueue(name="orders")).partitions == 2, "it is used where it is found"
+    broker.close()
+    with pytest.raises(InvalidRequest, match=r"the catalog of the broker in /a is in a storage root that was not given; .* it also had /b"):
+        open_broker("/a", files=files)
+    assert not files.exists(old)
+    with pytest.raises(CorruptLog, match=r"the catalog has no log in /a; add the storage root that holds it \(the broker also had /b\)"):
+        Snapshot.open(["/a"], files=files)
+
+
+def test_partitions_without_a_catalog_and_without_a_marker() -> None:
+    files = SimulatedFiles()
+    broker_with_a_queue(files, "/a", "/b")
+    files.remove("/b/penstock.json")
+    with pytest.raises(InvalidRequest, match=r"/b holds partitions of a broker without its catalog; .* give all of them, the first"):
+        open_broker("/b", files=files)
+
+
+def test_a_root_that_was_moved_is_known_by_its_id() -> None:
+    files = SimulatedFiles()
+    broker_with_a_queue(files, "/a", "/b")
+    files.rename("/b", "/moved")
+    broker = open_broker("/a", "/moved", files=files)
+    assert isinstance(broker.store, FileStore) and broker.store.absent_roots == []
+    broker.close()
+    alone = FileStore.open(["/a"], files=files, read_only=True)
+    assert alone.absent_roots == ["/moved"]
+
+
+def test_a_marker_of_an_earlier_version_is_completed() -> None:
+    files = SimulatedFiles()
+    broker_with_a_queue(files, "/a", "/b")
+    for root in ("/a", "/b"):
+        old = {name: value for name, value in json.loads(files.content(f"{root}/penstock.json")).items() if not name.startswith("root")}
+        files.put_file(f"{root}/penstock.json", json.dumps(old).encode())
+    files.set_free_bytes(0)
+    FileStore.open(["/a", "/b"], files=files).close()  # a full disk does not matter
+    files.set_free_bytes(None)
+    FileStore.open(["/a", "/b"], files=files).close()
+    with pytest.raises(InvalidRequest, match=r"^/a is the first storage root"):
+        FileStore.open(["/b", "/a"], files=files)
+
+
+# -- other roots -------------------------------------------------------------------------------------
 
 
 def test_a_partition_in_two_roots_is_refused() -> None:

@@ -10,7 +10,7 @@ from penstock.rules.commands import Produce, Stored
 from penstock.rules.item_states import ItemState
 from penstock.rules.produce import apply_produced
 from penstock.rules.records import Produced
-from penstock.rules.state import Counts
+from penstock.rules.state import Counts, Failure
 from penstock.rules.state import State as PartitionState
 from penstock.words.batch import Batch
 from penstock.words.clock import MINUTE, SECOND, Moment
@@ -396,3 +396,20 @@ def test_an_item_is_leased_with_the_origin_it_was_produced_with(partition: Parti
     arrive(partition, came)
     [found] = partition.wrapped.items(partition.lease().runs)
     assert found.batch.origins == came.batch.origins
+
+
+def test_failed_attempts_in_another_system_count_on(partition: PartitionUnderTest) -> None:
+    partition.configure(max_attempts=3)
+    batch = items(["a", "b", "c", "d"])
+    imported = Origin("other", 0, "0-7", 2, "no route", first_failed_at=5, last_failed_at=6, continued=True)
+    batch.origins = [encode(imported), encode(Origin("other", 0, "0-8", 2)), None, b"nonsense"]
+    partition.store(batch)
+    for restarted in (False, True):
+        assert [partition.wrapped.state.attempts(offset) for offset in range(4)] == [2, 0, 0, 0], restarted
+        assert partition.wrapped.state.failures[0] == Failure(2, 5, 6, "no route")
+        partition.restart()
+    handed = partition.lease(4)
+    assert handed.attempts == {0: 3}
+    partition.retry(handed.lease, reason="again")
+    assert partition.wrapped.state.state_of(0) is ItemState.BURIED and partition.wrapped.state.burials[0].attempts == 3
+    assert partition.wrapped.state.state_of(1) is ItemState.READY

@@ -43,7 +43,7 @@ NEEDED = {
         "FindOffsets", "ListCursors",
     ],
     "read": ["ListItems", "FindItems", "ListHeldKeys", "ReadItems", "PublishLog"],
-    "produce": ["ProduceItems", "PublishWrite", "FindWrite"],
+    "produce": ["ProduceItems", "PublishWrite", "FindWrite", "ImportItems", "FindImports"],
     "consume": [
         "LeaseItems", "SettleItems", "ReportProgress", "MoveCursor", "ReleaseCursor", "TakeGrant", "RenewStream", "EndStream", "ReadGrant",
         "FailGranted", "FindLeases",

@@ -72,7 +72,7 @@ def test_an_item_has_the_fields_that_it_was_produced_with(client: JsonClient, qu
     assert kept == {name: given[name] for name in kept}
     assert (item["enqueue_at"], item["attempts"], item["partition"], item["id"]) == ("2020-01-31T11:00:00Z", 1, 0, "0-0")
     again = client.ok("queue.produce", queue_name=queue.name, items=[given])
-    assert again == {"items": [{"id": "0-0"}]}  # the dedup id is remembered
+    assert again == {"items": [{"id": "0-0", "duplicate": True}]}  # the dedup id is remembered
     queue.complete(item["lease_token"])
     others = [{**given, "dedup_id": None}, {}]
     client.ok("queue.produce", queue_name=queue.name, items=others)

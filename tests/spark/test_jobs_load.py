@@ -165,7 +165,7 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
     moment = datetime(2024, 1, 2, 3, 4, 5, 6, UTC)
     fields: dict[str, Any] = {
         "payload": b"p", "key": b"k", "headers": {"a": b"1"}, "kind": "k", "reference": "r", "priority": 3, "at": moment,
-        "ttl": timedelta(hours=100_000 / 2), "other": "left out",
+        "ttl": timedelta(hours=100_000 / 2), "dedup": b"d", "other": "left out",
     }  # fmt: skip
     plain = dict.fromkeys(fields) | {"payload": b"\x00\xff"}
     faults: dict[str, dict[str, Any]] = {
@@ -175,6 +175,7 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
         row_mapping.BAD_HEADERS: {"headers": {"a": None}},
         row_mapping.LONG_HEADERS: {"headers": {"a": bytes(65_536)}},
         row_mapping.LONG_TEXT: {"reference": "é" * 513},
+        row_mapping.EMPTY_DEDUP: {"dedup": b""},
         row_mapping.BAD_PRIORITY: {"priority": 10},
         row_mapping.BAD_AT: {"at": datetime(1969, 1, 1, tzinfo=UTC)},
         row_mapping.BAD_TTL: {"ttl": timedelta(days=4_000)},
@@ -190,6 +191,7 @@ def test_parquet_of_items(spark: SparkSession, broker: str, tmp_path: Path) -> N
         pa.int32(),
         pa.timestamp("us", "UTC"),
         pa.duration("us"),
+        pa.binary(),
         pa.string(),
     ]
     columns = {

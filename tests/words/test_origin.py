@@ -42,8 +42,8 @@ def test_a_decoded_origin_equals_the_encoded_one(given_: Origin) -> None:
 def test_an_origin_is_the_array_that_the_format_shows() -> None:
     fields = re.findall(r"an origin is `\[([a-z_, ]+)\]`", FORMAT.read_text())
     assert fields == [", ".join(Origin.__struct_fields__)]
-    whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2")
-    assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2"]
+    whole = Origin("orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2", True)
+    assert msgspec.msgpack.decode(origin.encode(whole)) == ["orders", 7, "3-17", 4, "why", 1, 2, 3, 5, True, False, 9, "1-2", True]
 
 
 def test_the_key_of_an_item_may_be_parked_in_two_queues() -> None:

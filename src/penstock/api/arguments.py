@@ -1,7 +1,7 @@
 """Checks of the arguments of API calls, and conversion of answers; the async and the sync API share them.
 
-Owns: the checks, `ListedItem`, `FoundPage`, and the ids and errors that `produce` returns and raises. No I/O. A wrong
-argument raises `InvalidRequest` here, before anything is sent.
+Owns: the checks, `ListedItem` and `FoundPage`. No I/O. A wrong argument raises `InvalidRequest` here, before anything
+is sent.
 """
 
 import os
@@ -11,7 +11,6 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from penstock import reports
 from penstock.api.items import Item, ItemSource, NewItem, to_batch
-from penstock.loop.requests import StoredPart
 from penstock.operations import TIMEOUT
 from penstock.rules.item_states import ItemState
 from penstock.rules.routing import digest, key_id
@@ -19,7 +18,7 @@ from penstock.words import values
 from penstock.words.batch import Batch, check_name, validate
 from penstock.words.clock import MINUTE, SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
-from penstock.words.ids import LAST_PARTITION, format_id, format_ids, parse_id
+from penstock.words.ids import LAST_PARTITION, format_id, parse_id
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_DELAY, MAX_LEASE_TIMEOUT, MAX_NAME_BYTES, MIN_LEASE_TIMEOUT, check_range
 from penstock.words.values import Value
 
@@ -40,7 +39,6 @@ MAX_WAIT = 15 * MINUTE
 STATES = tuple(state.value for state in ItemState)
 _DEFAULT_TIMEOUT = TIMEOUT // SECOND
 CLEARABLE = ("ready", "scheduled", "leased", "buried")
-_ENDINGS = [f"{number:03d}" for number in range(1_000)]
 
 
 # -- arguments ---------------------------------------------------------------------------------------
@@ -234,50 +232,6 @@ def copy_error(error: E, **attributes: object) -> E:
     copy.__cause__ = error.__cause__
     vars(copy).update(attributes)
     return copy
-
-
-def stored_id(parts: Sequence[StoredPart]) -> str:
-    """The id of the only item of a produce; raises its error if it was refused."""
-    partition, _, stored, refused = parts[0]
-    if stored is None:
-        assert refused is not None
-        raise refused.error()
-    return format_id(partition, stored.base) if stored.ids is None else format_ids(partition, stored.ids)[0]
-
-
-def stored_ids(parts: Sequence[StoredPart], count: int) -> list[str]:
-    """The ids of the items of a produce. If some were refused, raises the first error, with the attribute `results`."""
-    if len(parts) == 1 and parts[0].indexes is None and parts[0].stored is not None:
-        return _ids(parts[0].partition, parts[0].stored.offsets)
-    results: list[str | PenstockError] = [""] * count
-    for partition, chosen, stored, refused in parts:
-        indexes = range(count) if chosen is None else chosen
-        if stored is not None:
-            for index, item_id in zip(indexes, _ids(partition, stored.offsets), strict=True):
-                results[index] = item_id
-        elif refused is not None:
-            error = refused.error()
-            for index in indexes:
-                results[index] = error
-    first = next((result for result in results if isinstance(result, PenstockError)), None)
-    if first is not None:
-        raise copy_error(first, results=results)
-    return results  # type: ignore[return-value]
-
-
-def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
-    """Like `format_ids`, but faster for a long range: the last three digits come from a table."""
-    if not isinstance(numbers, range) or len(numbers) < 10 or numbers.stop >= 1 << 48:
-        return format_ids(partition, numbers)
-    found: list[str] = []
-    at, stop = numbers.start, numbers.stop
-    while at < stop:
-        thousand, first = divmod(at, 1_000)
-        last = min(1_000, first + stop - at)
-        prefix = f"{partition}-{thousand}"
-        found += [prefix + end for end in _ENDINGS[first:last]] if thousand else format_ids(partition, range(first, last))
-        at += last - first
-    return found
 
 
 class ListedItem(Item):

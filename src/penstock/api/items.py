@@ -18,7 +18,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import format_id
-from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES, check_range
+from penstock.words.limits import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, check_range
 from penstock.words.origin import decode as decode_origin
 from penstock.words.values import Headers, Value
 
@@ -73,6 +73,7 @@ NewItems: TypeAlias = Iterable[NewItem | Value]
 _OPTIONS = NewItem.__struct_fields__[1:]
 _NOT_ITEMS = (str, bytes, bytearray, memoryview, Mapping, msgspec.Struct)
 """Iterable types that are one item, not a list of items."""
+_PLAIN_TEXTS = frozenset((str, type(None)))
 _NOT_PAYLOADS = (NewItem, Batch)
 
 
@@ -110,13 +111,13 @@ def single_item_batch(
         None if name is None else [name],
         None if name is None else [key_id(name)],
         None if packed is None else [packed],
-        None if kind is None else [kind],
-        None if encoding is None else [encoding],
-        None if reference is None else [reference],
+        None if kind is None else [values.plain_text(kind)],
+        None if encoding is None else [values.plain_text(encoding)],
+        None if reference is None else [values.plain_text(reference)],
         None if priority is None else bytes([_priority(priority)]),
         None if at is None else [values.instant(at)],
         None if ttl is None else [_ttl(ttl)],
-        None if dedup is None else [dedup_digest(name, _dedup(dedup))],
+        None if dedup is None else [dedup_digest(name, values.encode_dedup_id(dedup))],
         dedup_windows=None if dedup_window is None else [_dedup_window(dedup_window)],
     )
 
@@ -155,7 +156,7 @@ def _columns(items: list[NewItem], follow_ups: bool) -> Batch:
         None if priorities is None else bytes(priorities),
         convert_column(values.instant, at, 0),
         convert_column(_ttl, ttl, 0),
-        dedup_digests(keys, convert_column(_dedup, dedup)),
+        dedup_digests(keys, convert_column(values.encode_dedup_id, dedup)),
         dedup_windows=convert_column(_dedup_window, window, 0),
     )
 
@@ -184,7 +185,9 @@ def convert_column(
 
 
 def _texts(column: Sequence[str | None]) -> list[str | None] | None:
-    return None if column.count(None) == len(column) else list(column)
+    if column.count(None) == len(column):
+        return None
+    return list(column) if _PLAIN_TEXTS.issuperset(map(type, column)) else [values.plain_text(text) for text in column]
 
 
 def dedup_digests(keys: Sequence[bytes | None] | None, names: Sequence[bytes | None] | None) -> list[bytes | None] | None:
@@ -214,13 +217,6 @@ def _ttl(ttl: float | timedelta) -> int:
     if not span:
         raise InvalidRequest("the ttl is 0; give more, or None for the queue's own")
     return span
-
-
-def _dedup(dedup: str | bytes) -> bytes:
-    name = values.encode_key(dedup, "dedup id")
-    if len(name) > MAX_NAME_BYTES:
-        raise InvalidRequest(f"the dedup id has {len(name)} bytes; give at most {MAX_NAME_BYTES}")
-    return name
 
 
 def _dedup_window(window: float | timedelta) -> int:

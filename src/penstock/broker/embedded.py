@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
-from penstock.broker.inbox import InboxProcessor, write_state
+from penstock.broker.inbox import INBOX_HANDLERS, InboxProcessor
 from penstock.broker.metrics import read_metrics
 from penstock.broker.queue_settings import QueueSettings
 from penstock.broker.streams import StreamCoordinator, read_grant
@@ -47,13 +47,11 @@ from penstock.operations import (
     ExplainItem,
     FailGranted,
     FindQueue,
-    FindWrite,
     LeaseItems,
     ListQueues,
     Operation,
     ProduceItems,
     PublishLog,
-    PublishWrite,
     ReadGrant,
     ReadHistory,
     ReadMetrics,
@@ -361,10 +359,6 @@ class EmbeddedBroker:
         loop = self._loops.get(incarnation)
         return None if loop is None else loop.engine.name
 
-    def _publish_write(self, operation: PublishWrite) -> bool:
-        self.loop(operation.queue)
-        return self.inbox.publish(operation)
-
     def loops(self) -> Sequence[Loop]:
         """The loop of every queue: for metrics, and for tests and simulations that run turns themselves."""
         return [*self._loops.values()]
@@ -591,8 +585,7 @@ _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any
     ReadMetrics: lambda broker, operation: read_metrics(broker),
     ExplainItem: trace.explain,
     ReadHistory: EmbeddedBroker._history,
-    PublishWrite: EmbeddedBroker._publish_write,
-    FindWrite: lambda broker, operation: write_state(broker.store.inbox, broker.entry, operation),
+    **INBOX_HANDLERS,
     TakeGrant: lambda broker, operation: broker.streams.take(operation),
     RenewStream: lambda broker, operation: broker.streams.renew(operation),
     EndStream: lambda broker, operation: broker.streams.end(operation),

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from penstock.broker.streams import StreamCoordinator, StreamOwner
-from penstock.logs.columns import FrameColumns
-from penstock.logs.store import Inbox, InboxEntry, WriteManifest
+from penstock.logs.columns import FrameColumns, encode
+from penstock.logs.store import Inbox, InboxEntry, WriteManifest, write_name
 from penstock.loop.requests import ProduceRequest
-from penstock.operations import FindWrite, PublishWrite, WriteState
+from penstock.operations import FindImports, FindWrite, ImportItems, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import SINGLE_WRITE, QueueEntry
-from penstock.rules.routing import digest
+from penstock.rules.records import Produced
+from penstock.rules.routing import digest, with_key_ids
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
@@ -76,6 +77,8 @@ class InboxProcessor:
         """Incarnation → those of them that can never be adopted."""
         self.adopted_writes: Counter[int] = Counter()
         """Incarnation → writes adopted since the broker was opened."""
+        self._importing = threading.Lock()
+        """Held while the number of a source is compared and the next one is published."""
         self._busy_until = 0
         self._sweep_at = 0
         self._ended = threading.Event()
@@ -89,6 +92,22 @@ class InboxProcessor:
         published = publish_write(self._inbox, asked)
         self._start()
         return published
+
+    def import_items(self, asked: ImportItems) -> bool:
+        """Publish items as the write of their source and number; False when the source is there or beyond."""
+        batch = validate(with_key_ids(asked.batch))
+        with self._importing:
+            at = find_imports(self._inbox, self._broker.entry, FindImports(queue=asked.queue, prefix=asked.source)).get(asked.source, 0)
+            if at >= asked.number:
+                return False
+            if at != asked.after:
+                raise InvalidRequest(f"{asked.source} was imported up to {at} meanwhile, not up to {asked.after}; start the import again")
+            now = self._clock.read()
+            write = write_name(now.wall)
+            writer = self._inbox.part_writer(write, "items", asked.queue, make=True)
+            writer.add(encode([Produced(0, batch)], now))
+            parts = [writer.finish()]
+            return self.publish(PublishWrite(queue=asked.queue, write=write, source=asked.source, number=asked.number, parts=parts))
 
     # -- the thread ----------------------------------------------------------------------------------
 
@@ -115,6 +134,7 @@ class InboxProcessor:
     def abandon(self) -> None:
         """In a forked child: forget the parent's thread, and the event, whose lock that thread may hold."""
         self._thread = None
+        self._importing = threading.Lock()
         self._ended = threading.Event()
         self._ended.set()
 
@@ -343,3 +363,38 @@ def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: Find
     if inbox.is_pending(asked.queue, asked.source, asked.number):
         return "waiting" if inbox.has_owner() else "unattended"
     return "adopted" if entry_of(asked.queue).adopted.get(asked.source, 0) >= asked.number else "unknown"
+
+
+def find_imports(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindImports) -> dict[str, int]:
+    """The numbers of the sources with a prefix: adopted ones and those that wait in the inbox, which is read first."""
+    waiting: list[tuple[str, int]] = []
+    for entry in inbox.waiting():
+        if entry.incarnation == asked.queue:
+            try:
+                manifest = inbox.manifest(entry)
+            except CorruptLog:
+                if entry in inbox.waiting():
+                    raise
+                continue  # it was adopted meanwhile
+            waiting.append((manifest.source, manifest.number))
+    found: dict[str, int] = {}
+    for source, number in [*waiting, *entry_of(asked.queue).adopted.items()]:
+        if source.startswith(asked.prefix):
+            found[source] = max(number, found.get(source, 0))
+    return found
+
+
+def _checked_inbox(broker: Any, queue: int) -> InboxProcessor:
+    """The inbox of a broker; QueueNotFound if the queue is not there."""
+    broker.loop(queue)
+    inbox: InboxProcessor = broker.inbox
+    return inbox
+
+
+INBOX_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
+    PublishWrite: lambda broker, operation: _checked_inbox(broker, operation.queue).publish(operation),
+    FindWrite: lambda broker, operation: write_state(broker.store.inbox, broker.entry, operation),
+    ImportItems: lambda broker, operation: _checked_inbox(broker, operation.queue).import_items(operation),
+    FindImports: lambda broker, operation: find_imports(broker.store.inbox, broker.entry, operation),
+}
+"""How an embedded broker answers the operations of the inbox."""

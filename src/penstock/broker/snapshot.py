@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.broker import trace
-from penstock.broker.inbox import write_state
+from penstock.broker.inbox import find_imports, write_state
 from penstock.broker.queries import QUERY_HANDLERS, list_queues
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, LockHolder, Target, open_read_only
@@ -30,6 +30,7 @@ from penstock.operations import (
     Cancel,
     DescribeOwner,
     ExplainItem,
+    FindImports,
     FindQueue,
     FindWrite,
     LeaseDoubt,
@@ -298,6 +299,7 @@ _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] =
     ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
     FindWrite: lambda snapshot, operation: write_state(snapshot._store.inbox, snapshot.entry, operation),
+    FindImports: lambda snapshot, operation: find_imports(snapshot._store.inbox, snapshot.entry, operation),
     ReadGrant: lambda snapshot, operation: read_grant(snapshot._store.inbox, operation),
     AwaitItems: Snapshot._await,
 }

@@ -8,6 +8,11 @@ Owns: the file format, as LedgerQ's code writes it. Little-endian; checksums are
               [headers] [compression u8] payload, CRC of all before it; then 4 unused bytes
     headers   count u16, then each: length u16, name, length u16, value
     metadata  24 bytes: version u32, next id u64, read id u64, reserved u32; messages below the read id were consumed
+    .retry_state.json   {"version": 1, "entries": [{"msg_id", "retry_count", "last_failure", "failure_reason"}, …]}: the
+              messages that were delivered, failed, and were neither acknowledged nor moved to the dead letters
+    .dedup_state.json   {"version": 1, "entries": [{"dedup_id", "message_id", "expires_at"}, …]}: a dedup_id is the
+              SHA-256 of the producer's id, in hex
+    dead letters        a queue in a directory of its own, whose messages have the headers DEAD_HEADERS
 
 Every whole entry is read, also between damaged bytes; damaged bytes are reported. Index files are not read, because a
 crash leaves none.
@@ -17,9 +22,11 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from datetime import datetime
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import google_crc32c
+import msgspec
 
 from penstock.words.limits import MAX_PAYLOAD_BYTES
 
@@ -34,6 +41,10 @@ METADATA_BYTES: Final = 24
 SEGMENT_NAME: Final = re.compile(r"[0-9]{20}\.log")
 DAMAGED_HEADER: Final = "the header is damaged"
 METADATA_NAME: Final = "metadata.dat"
+RETRIES_NAME: Final = ".retry_state.json"
+DEDUP_NAME: Final = ".dedup_state.json"
+DEAD_ID, DEAD_COUNT, DEAD_REASON, DEAD_TIME = "dlq.original_msg_id", "dlq.retry_count", "dlq.failure_reason", "dlq.last_failure"
+DEAD_HEADERS: Final = (DEAD_ID, DEAD_COUNT, DEAD_REASON, DEAD_TIME)
 
 _SEGMENT = struct.Struct("<IHHQqQQ20xI")
 _FIXED = struct.Struct("<IBBQq")
@@ -83,6 +94,15 @@ class SkippedBytes(NamedTuple):
 EntryOrSkipped: TypeAlias = LedgerEntry | SkippedBytes
 
 
+class FailedMessage(NamedTuple):
+    """The failed attempts of a message."""
+
+    attempts: int
+    reason: str
+    last_failed_at: int
+    """Wall microseconds; 0 if it is not known."""
+
+
 class UnusableEntry(Exception):
     """A whole entry cannot be used. The text says why."""
 
@@ -95,6 +115,72 @@ def read_id(data: bytes) -> int:
     if version != VERSION:
         raise ValueError(f"its version is {version}, and {VERSION} is known")
     return int(found)
+
+
+class _Retry(msgspec.Struct):
+    msg_id: int
+    retry_count: int
+    last_failure: str = ""
+    failure_reason: str = ""
+
+
+class _Dedup(msgspec.Struct):
+    dedup_id: str
+    message_id: int
+    expires_at: int
+
+
+class _RetryFile(msgspec.Struct):
+    version: int
+    entries: list[_Retry] | None = None
+
+
+class _DedupFile(msgspec.Struct):
+    version: int
+    entries: list[_Dedup] | None = None
+
+
+F = TypeVar("F", _RetryFile, _DedupFile)
+
+
+def read_retries(data: bytes) -> dict[int, FailedMessage]:
+    """Message id → its failed attempts; ValueError if the file cannot be read."""
+    found = _side_file(data, _RetryFile).entries or ()
+    return {one.msg_id: FailedMessage(one.retry_count, one.failure_reason, wall_time(one.last_failure)) for one in found}
+
+
+def read_dedup_ids(data: bytes, now: int) -> dict[int, tuple[str, int]]:
+    """Message id → its dedup id in hex and the rest of its window (nanoseconds), if any; ValueError as above."""
+    return {
+        one.message_id: (one.dedup_id, one.expires_at - now) for one in _side_file(data, _DedupFile).entries or () if one.expires_at > now
+    }
+
+
+def _side_file(data: bytes, shape: type[F]) -> F:
+    found = msgspec.json.decode(data, type=shape)  # its errors are ValueErrors
+    if found.version != VERSION:
+        raise ValueError(f"its version is {found.version}, and {VERSION} is known")
+    return found
+
+
+def wall_time(text: str) -> int:
+    """A time of LedgerQ's side files in wall microseconds; 0 if it is none."""
+    try:
+        return max(0, int(datetime.fromisoformat(text).timestamp() * 1_000_000))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def segment_identity(data: ByteData) -> str:
+    """A name of a segment that no other one has, also when its directory is moved or made anew.
+
+    It is made of the header, or of the first whole entry if the header is damaged.
+    """
+    if not check_header(data):
+        _, _, _, base, created, *_ = _SEGMENT.unpack(data[:HEADER_BYTES])
+        return f"{created:x}-{base}"
+    first = next((found for found in entries(data) if isinstance(found, LedgerEntry)), None)
+    return "" if first is None else f"{first.time:x}-{first.id}-damaged"
 
 
 def check_header(data: ByteData) -> str:

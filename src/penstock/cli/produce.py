@@ -15,8 +15,9 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from penstock.api._sync.queue import Queue
-from penstock.api.arguments import stored_ids, wait_timeout
+from penstock.api.arguments import wait_timeout
 from penstock.api.items import NewItem, to_batch
+from penstock.api.produced import stored_ids
 from penstock.cli import option_values, text_input, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command

@@ -15,7 +15,7 @@ from penstock.logs.log import DURABILITIES, Durability
 from penstock.logs.memory import MemoryStore
 from penstock.logs.store import CATALOG, ReadStore, Store
 from penstock.words.clock import Clock
-from penstock.words.errors import InvalidRequest
+from penstock.words.errors import InvalidRequest, PenstockError
 
 __all__ = [
     "MEMORY",
@@ -76,11 +76,30 @@ def open_directory(
         lock_attempts=lock_attempts,
         exclusive=exclusive,
     )
-    logs = directory.logs()
-    if logs and (CATALOG, CATALOG) not in logs:
+    try:
+        _check_catalog(directory)
+    except PenstockError:
         directory.close()
-        raise InvalidRequest(f"{directory.name} is one of several storage roots and not the first; open the first, with this one in roots")
+        raise
     return directory
+
+
+def _check_catalog(directory: FileStore) -> None:
+    """Raise if the catalog is missing in a directory that is not new. It must not be created again: its queues would
+    be lost.
+    """
+    logs, absent = directory.logs(), directory.absent_roots
+    if (CATALOG, CATALOG) in logs or not (logs or absent):
+        return
+    if absent:  # an earlier version could put the catalog into a further root
+        raise InvalidRequest(
+            f"the catalog of the broker in {directory.name} is in a storage root that was not given; "
+            f"give all its roots: it also had {', '.join(absent)}"
+        )
+    raise InvalidRequest(
+        f"{directory.name} holds partitions of a broker without its catalog; if the broker has several storage roots, give all of them, "
+        "the first one first; else restore the directory from a backup"
+    )
 
 
 def open_read_only(target: Target, files: Files | None = None) -> ReadStore:

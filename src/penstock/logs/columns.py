@@ -36,7 +36,7 @@ _COLUMNS: Final = {field.name: column.name for field, column in COLUMNS}
 _TEXTS: Final = {column.name for _, column in STORED if column.layout is ColumnLayout.TEXTS}
 _CONSTANTS: Final = {layout for layout in ColumnLayout if layout.constant != "never"}
 _LAYOUTS: Final = [(field.name, 1 << column.bit, column.layout) for field, column in STORED[1:]]
-_RULED: Final = ("priority", "at", "ttl", "dedup", "dedup_window")
+_RULED: Final = ("priority", "at", "ttl", "dedup", "dedup_window", "origin")
 """The fields that `rules.machine.apply` reads, besides key ids."""
 _TWO_OFFSETS: Final = struct.Struct("<ii")
 _PADDING: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")

@@ -310,6 +310,18 @@ class Stored(msgspec.Struct, gc=False):
     def offsets(self) -> Sequence[int]:
         return range(self.base, self.base + self.count) if self.ids is None else self.ids
 
+    @property
+    def duplicates(self) -> list[int]:
+        """The indexes of the items that were not added, because their dedup ids were known."""
+        found: list[int] = []
+        new, stop = self.base, self.base + self.count
+        for index, offset in enumerate(self.ids or ()):
+            if offset == new < stop:  # the items that were added have consecutive offsets, in their order
+                new += 1
+            else:
+                found.append(index)
+        return found
+
 
 class LeaseAnswer(msgspec.Struct, gc=False):
     """A lease; number 0 if nothing was leased."""

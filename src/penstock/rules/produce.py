@@ -14,11 +14,11 @@ from penstock.rules.lanes import KEYED, SPARSE, Extent
 from penstock.rules.records import CallAnswered, Produced, Record
 from penstock.rules.routing import NO_KEY, with_key_ids
 from penstock.rules.runs import from_offsets, pairs
-from penstock.rules.state import BlockSource, State
+from penstock.rules.state import BlockSource, Failure, State
 from penstock.words import origin
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import Moment
-from penstock.words.errors import InvalidRequest, QueueFull, QueueHeld
+from penstock.words.errors import CorruptLog, InvalidRequest, QueueFull, QueueHeld
 from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 
@@ -107,6 +107,8 @@ def apply_produced(state: State, record: Produced, now: Moment) -> None:
         _add_items(state, batch, base, placed, now)
     if batch.ttls is not None or state.policy.ttl:
         _schedule_ttl(state, batch, base, now)
+    if batch.origins is not None:
+        _continue_attempts(state, batch.origins, base)
     if batch.dedups is not None:
         _free_cancelled(state, batch.dedups, now.elapsed)
         state.dedup.put_all(batch.dedups, base, now.elapsed, state.policy.dedup_window, batch.dedup_windows)
@@ -124,6 +126,17 @@ def _free_cancelled(state: State, dedup_ids: Sequence[bytes | None], now: int) -
         first = state.dedup.get(name, now) if name is not None else None
         if name is not None and first is not None and first in state.cancelled:
             state.dedup.remove(name, first)
+
+
+def _continue_attempts(state: State, origins: Sequence[bytes | None], base: int) -> None:
+    """Count the failed attempts that items had in another system."""
+    for offset, packed in enumerate(origins, base):
+        try:
+            known = None if packed is None else origin.decode(packed)
+        except CorruptLog:  # a caller may have given any bytes
+            continue
+        if known is not None and known.continued and known.attempts > 0:
+            state.failures[offset] = Failure(known.attempts, known.first_failed_at, known.last_failed_at, known.reason)
 
 
 def _record_transfer(state: State, source: bytes, sequence: int, base: int) -> None:

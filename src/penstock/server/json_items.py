@@ -50,7 +50,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import Token, format_id, format_ids, format_token
-from penstock.words.limits import DEFAULT_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS, MAX_NAME_BYTES
+from penstock.words.limits import DEFAULT_PRIORITY, LAST_PRIORITY, MAX_BATCH_ITEMS
 
 I = TypeVar("I", bound="ItemReply")  # noqa: E741
 
@@ -84,7 +84,7 @@ class ItemBody(RequestShape, gc=False, kw_only=True):
     """Not leased before this time."""
     ttl: Lifetime | None = None
     """Buried when it has waited this long."""
-    dedup_id: Name | None = None
+    dedup_id: RequestName | None = None
     """A later item with the same key and id is not added while the queue remembers the first."""
     dedup_window: Lifetime | None = None
     """How long the queue remembers the dedup_id, if not for its own window. Only with a dedup_id."""
@@ -109,6 +109,8 @@ class ItemResult(ReplyShape):
 
     id: str | None = None
     """Its id. An item that was not stored has none."""
+    duplicate: bool = False
+    """Whether nothing was added, because the queue knew the dedup_id: the id is that of the earlier item."""
     error: Problem | None = None
     """Why it was not stored or settled."""
 
@@ -199,10 +201,7 @@ def _ttl(ttl: str | float) -> int:
 
 
 def _dedup(name: str) -> bytes:
-    found = values.encode_key(name, "dedup_id")
-    if len(found) > MAX_NAME_BYTES:
-        raise InvalidRequest(f"the dedup_id has {len(found)} bytes; give at most {MAX_NAME_BYTES}")
-    return found
+    return values.encode_dedup_id(name, "dedup_id")
 
 
 def _dedup_window(window: str | float) -> int:
@@ -224,6 +223,8 @@ def produce_results(parts: Sequence[StoredPart], count: int) -> tuple[list[ItemR
             any_stored = True
             for index, item_id in zip(indexes, format_ids(partition, stored.offsets), strict=True):
                 results[index] = ItemResult(id=item_id)
+            for index in stored.duplicates:
+                results[indexes[index]].duplicate = True
         elif refused is not None:
             failed = failed or refused.error()
             for index in indexes:

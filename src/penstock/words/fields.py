@@ -201,6 +201,7 @@ FIELDS: Final = (
         Surface.GIVEN | Surface.CLI_INPUT,
         Column("dedups", ColumnLayout.DIGESTS, 8, format_note="digests"),
         MAX_NAME_BYTES,
+        low=1,
     ),
     Field(
         "parts",

@@ -33,6 +33,8 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """The incarnation of one more queue in which its key is parked; 0 for none."""
     parked_id: str = ""
     """The item's id in that queue."""
+    continued: bool = False
+    """Its failed attempts count in the queue that takes it as well: an importer brought it from another system."""
 
     @property
     def parkings(self) -> list[tuple[int, int, int]]:

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
-from penstock.words.limits import MAX_DELAY
+from penstock.words.limits import MAX_DELAY, MAX_NAME_BYTES
 
 JSON: Final = "json"
 TEXT: Final = "text"
@@ -34,11 +34,29 @@ Value: TypeAlias = bytes | bytearray | memoryview | str | dict[Any, Any] | list[
 Headers: TypeAlias = Mapping[str, str] | Mapping[str, bytes] | Mapping[str, str | bytes]
 
 _BYTES_TYPES = (bytes, bytearray, memoryview)
+_EXACT_TYPES = frozenset((str, bytes))
 _JSON_TYPES = (dict, list, tuple, int, float, msgspec.Struct)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_INSTANT = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 _FAR = 1e15  # seconds; greater floats (and NaN) are out of bounds, and are not converted to int
-_to_json = msgspec.json.Encoder().encode
+
+
+def plain_text(value: Any) -> Any:
+    """A value of a subclass of str (such as the id that `produce` returns) as a str; other values as they are.
+
+    msgspec encodes no subclasses.
+    """
+    return str.__str__(value) if isinstance(value, str) and type(value) is not str else value
+
+
+def _encode_unknown(value: Any) -> Any:
+    """What is written for a value whose type msgspec does not know."""
+    if isinstance(value, str):
+        return plain_text(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_to_json = msgspec.json.Encoder(enc_hook=_encode_unknown).encode
 _from_json: Any = msgspec.json.Decoder().decode
 _pack = msgspec.msgpack.Encoder().encode
 _unpack: Any = msgspec.msgpack.Decoder().decode
@@ -91,7 +109,7 @@ def _encode_json(value: Any) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"the payload cannot be written as JSON ({error}); fix it or give bytes") from None
     # JSON has no NaN or infinity: msgspec writes null, which would be read as None. So search the value for them.
-    if b"null" in payload and _has_non_finite_float(msgspec.to_builtins(value)):
+    if b"null" in payload and _has_non_finite_float(msgspec.to_builtins(value, enc_hook=_encode_unknown)):
         raise InvalidRequest("the payload has a float that is not finite, which JSON cannot hold; give None or a text instead")
     return payload
 
@@ -123,6 +141,19 @@ def encode_key(key: str | bytes, name: str = "key") -> bytes:
     raise InvalidRequest(f"the {name} is {type(key).__name__}; give str or bytes")
 
 
+def encode_dedup_id(dedup: str | bytes, name: str = "dedup id") -> bytes:
+    """The bytes of a dedup id, checked. Errors call it `name`.
+
+    An empty one is refused: it is most likely a field that the caller forgot to fill, and would make all such items
+    duplicates of each other.
+    """
+    found = encode_key(dedup, name)
+    if not 1 <= len(found) <= MAX_NAME_BYTES:
+        is_wrong = f"has {len(found)} bytes; give at most {MAX_NAME_BYTES}" if found else "is empty; give a text, or none at all"
+        raise InvalidRequest(f"the {name} {is_wrong}")
+    return found
+
+
 def decode_key(key: bytes) -> str:
     """A key as text. Bytes that are not UTF-8 become lone surrogates, which `encode_key` turns into the same bytes."""
     return key.decode("utf-8", "surrogateescape")
@@ -136,6 +167,8 @@ def encode_headers(headers: Headers | None) -> bytes | None:
         if not isinstance(headers, Mapping):
             raise InvalidRequest(f"the headers are {type(headers).__name__}; give a dict of str to str or bytes")
         headers = dict(headers)
+    if not _EXACT_TYPES.issuperset(map(type, headers.values())):
+        headers = {name: plain_text(value) for name, value in headers.items()}
     _check_headers(headers)
     try:
         return _pack(headers) if headers else None

@@ -16,6 +16,7 @@ from penstock.api.homes import AsyncHome, Home
 from penstock.api.items import Item, ItemSource, NewItems, single_item_batch, to_batch
 from penstock.api.leases import LeaseSelection, LeasesOrTokens, PartitionLease, Reason
 from penstock.api.options import QueueInfo, QueueOptions, queue_info, to_catalog
+from penstock.api.produced import ProducedId, ProducedIds, ProducedRows, stored_id, stored_ids
 from penstock.api.traces import active_tracer
 from penstock.loop.requests import LeaseResult, SettleAction, StoredPart
 from penstock.loop.retention import RetentionResult
@@ -109,8 +110,10 @@ class AsyncQueue:
         dedup_window: Seconds | None = None,
         request_id: RequestId | None = None,
         timeout: Seconds = 30,
-    ) -> str:
+    ) -> ProducedId:
         """Add an item to the queue and return its id. When this returns, the item is as durable as the broker promises.
+
+        The id is a str. Its attribute `duplicate` is True if no item was added because of its dedup id.
 
         value: the payload. bytes are stored unchanged, a str as text; a dict, list, tuple, number, bool, dataclass or
             msgspec Struct as JSON.
@@ -124,21 +127,23 @@ class AsyncQueue:
         ttl: an item that still waits this long after it was produced is buried. An item that is leased at that time is
             buried if it returns to the queue. Default: the `ttl` of the queue.
         dedup: a dedup id. If an item with the same key and dedup id was produced within its `dedup_window`, no item is
-            added and the id of that earlier item is returned.
+            added, and the id of that earlier item is returned, with `duplicate` set. It must not be empty.
         dedup_window: how long the dedup id of this item is remembered. Default: the `dedup_window` of the queue.
         request_id: makes the call repeatable. A second call with the same request id adds nothing and returns the
             same id. Remembered for at least 15 minutes.
         timeout: how long to wait while the queue is full. Then `QueueFull` is raised.
         """
         batch = single_item_batch(value, key, headers, kind, encoding, reference, priority, at, ttl, dedup, dedup_window)
-        return arguments.stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.wait_timeout(timeout)))
+        return stored_id(await self._produce(batch, arguments.request_bytes(request_id), arguments.wait_timeout(timeout)))
 
-    async def produce_many(self, items: NewItems, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> list[str]:
+    async def produce_many(self, items: NewItems, *, request_id: RequestId | None = None, timeout: Seconds = 30) -> ProducedIds:
         """Add up to 10,000 items (64 MiB) in one request and return their ids, in the order of the items.
 
         items: `NewItem` objects, or plain values as `produce` takes them.
         request_id, timeout: as for `produce`.
 
+        The attribute `duplicates` of the returned list has the indexes of items that were not added because of their
+        dedup ids.
         The items of one partition are stored all or none. If a partition refuses its items, its error is raised; the
         attribute `results` of the error has the id or the error of every item. Repeating the call with the same
         request id adds only the items that are missing.
@@ -146,11 +151,16 @@ class AsyncQueue:
         request, wait = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
         batch = to_batch(items)
         if not batch.payloads:
-            return []
-        return arguments.stored_ids(await self._produce(batch, request, wait), len(batch.payloads))
+            return ProducedIds()
+        return stored_ids(await self._produce(batch, request, wait), len(batch.payloads))
 
-    async def produce_arrow(self, data: "pa.Table | pa.RecordBatch", *, request_id: RequestId | None = None, timeout: Seconds = 30) -> int:
+    async def produce_arrow(
+        self, data: "pa.Table | pa.RecordBatch", *, request_id: RequestId | None = None, timeout: Seconds = 30
+    ) -> ProducedRows:
         """Add the rows of an Arrow table of any length and return their number. Needs penstock[arrow].
+
+        The number is an int. Its attribute `duplicates` has the numbers of rows that were not added because of their
+        dedup ids.
 
         data: a Table or RecordBatch with the column `payload`, and any of key, headers, kind, encoding, reference,
             priority, at, ttl, dedup and dedup_window. A dedup_window counts only in rows with a dedup id.
@@ -162,10 +172,12 @@ class AsyncQueue:
         from penstock.api.arrow import from_arrow
 
         request, wait = arguments.request_bytes(request_id), arguments.wait_timeout(timeout)
-        rows = 0
+        rows, duplicates = 0, []
         for number, batch in enumerate(from_arrow(data)):
-            rows += len(arguments.stored_ids(await self._produce(batch, arguments.chunk_request(request, number), wait), len(batch)))
-        return rows
+            stored = stored_ids(await self._produce(batch, arguments.chunk_request(request, number), wait), len(batch))
+            duplicates += [rows + index for index in stored.duplicates]
+            rows += len(stored)
+        return ProducedRows(rows, duplicates)
 
     async def _produce(self, batch: Batch, request: bytes | None, wait: int) -> list[StoredPart]:
         tracer = active_tracer()

@@ -12,7 +12,7 @@ Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`,
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.files.filelog import FileLog
@@ -20,10 +20,11 @@ from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, s
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.lock import LOCK_ATTEMPTS, DirectoryLock, LockHolder, read_holder, take_lock
 from penstock.logs.files.published_log import PublishedLog
-from penstock.logs.files.root import FORMAT, LOGS, Marker, Root, nearest, parse_roots, read_marker, write_marker
+from penstock.logs.files.root import FORMAT, LOGS, Marker, Root, check_order, nearest, parse_roots, read_marker, root_id, write_marker
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.sidefiles import read_summary
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
+from penstock.logs.store import CATALOG
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
 from penstock.words.limits import check_range
@@ -57,6 +58,8 @@ class FileStore:
         """Called while the locks are still held, when they are about to be released."""
         self._locks: list[DirectoryLock] = []
         self._roots_by_log: dict[LogId, Root] = {}
+        self.absent_roots: list[str] = []
+        """The roots that the broker once had and that were not given: their paths when they were last open."""
         self._logs: weakref.WeakSet[FileLog] = weakref.WeakSet()
         self._closed = False
         self.disk = DiskThreads(self.root_of)
@@ -96,8 +99,8 @@ class FileStore:
         if any(log.log_id == log_id and not log.closed for log in self._logs):
             raise BrokerLocked(f"{log_id} is open already in this process; close that log first")
         if log_id not in self._roots_by_log and not create:
-            raise _missing(log_id, self.roots)
-        root = self._roots_by_log.get(log_id) or self._root_for_new_log()
+            raise self._missing(log_id)
+        root = self._roots_by_log.get(log_id) or (self.roots[0] if incarnation == CATALOG else self._root_for_new_log())
         path = _log_path(root, log_id)
         self._make_log_directory(path)
         self._roots_by_log[log_id] = root
@@ -198,7 +201,7 @@ class FileStore:
         """The directory of a partition's log; CorruptLog if no root holds it."""
         log_id = LogId(incarnation, partition)
         if log_id not in self._roots_by_log:
-            raise _missing(log_id, self.roots)
+            raise self._missing(log_id)
         return _log_path(self._roots_by_log[log_id], log_id)
 
     def close(self) -> None:
@@ -221,6 +224,9 @@ class FileStore:
         markers = [read_marker(self.files, root.path) for root in self.roots]
         broker_id = next((found.broker for found in markers if found is not None), "")
         self._check_roots(markers, broker_id)
+        given = {found.root for found in markers if found is not None} | {root.path for root in self.roots}
+        named = dict.fromkeys(root for found in markers if found is not None for root in found.roots)
+        self.absent_roots = [path for id, path in named if id not in given and path not in given]
         self.broker_id = broker_id or ("" if self.read_only else entropy(BROKER_ID_BYTES).hex())
         try:
             if not self.read_only:
@@ -233,6 +239,7 @@ class FileStore:
             raise
 
     def _check_roots(self, markers: Sequence[Marker | None], broker_id: str) -> None:
+        check_order([root.path for root in self.roots], markers)
         for root, found in zip(self.roots, markers, strict=True):
             if found is not None and found.broker != broker_id:
                 message = f"{root.path} belongs to another broker ({found.broker}, not {broker_id})"
@@ -248,12 +255,22 @@ class FileStore:
             sync_parents(self.files, root.path)
         for root in self.roots:
             self._locks.append(take_lock(self.files, root.path, clock, self.lock_attempts, self.exclusive))
-        for root in new:
-            write_marker(self.files, root.path, Marker(self.broker_id, clock.read().wall))
-        for root in self.roots:
-            marker = None if root in new else read_marker(self.files, root.path)  # as it is under the lock
-            if marker is not None and marker.format < FORMAT:
-                write_marker(self.files, root.path, marker)
+        found = [read_marker(self.files, root.path) for root in self.roots]  # as they are under the locks
+        self._check_roots(found, self.broker_id)
+        self._write_markers([marker or Marker(self.broker_id, clock.read().wall) for marker in found])
+
+    def _write_markers(self, markers: Sequence[Marker]) -> None:
+        """Write the markers that are missing, older, or do not name the roots as they are now."""
+        paths = [root.path for root in self.roots]
+        ids = [marker.root or root_id(marker, path) for marker, path in zip(markers, paths, strict=True)]
+        absent = {id: path for marker in markers for id, path in marker.roots if id not in ids and path not in paths}
+        roots = (*zip(ids, paths, strict=True), *absent.items())
+        for path, id, marker in zip(paths, ids, markers, strict=True):
+            if marker.format < FORMAT or (marker.root, marker.roots) != (id, roots):
+                # a full disk must not keep a broker closed only because its roots cannot be noted
+                with nullcontext() if marker.format < FORMAT else suppress(OSError):
+                    write_marker(self.files, path, marker._replace(root=id, roots=roots))
+        self.absent_roots = [*absent.values()]
 
     def _check_space(self, root: Root) -> None:
         if self.files.free_bytes(nearest(self.files, root.path)) < MIN_FREE_BYTES:
@@ -284,6 +301,11 @@ class FileStore:
                 sync_parents(self.files, path)
         except OSError as error:
             raise storage_failed(error, "making", path) from error
+
+    def _missing(self, log_id: LogId) -> CorruptLog:
+        absent = f" (the broker also had {', '.join(self.absent_roots)})" if self.absent_roots else ""
+        looked, name = ", ".join(root.path for root in self.roots), "the catalog" if log_id.incarnation == CATALOG else str(log_id)
+        return CorruptLog(f"{name} has no log in {looked}; add the storage root that holds it{absent}")
 
     def _root_for_new_log(self, more: Iterable[Root] = ()) -> Root:
         """The writable root with the fewest logs for its weight; `more` are roots that get one more log each."""
@@ -358,7 +380,3 @@ def _remove_tree(files: Files, parent: str, name: str) -> None:
 
 def _log_path(root: Root, log_id: LogId) -> str:
     return f"{root.path}/{LOGS}/{log_id.incarnation:016x}/{log_id.partition:05d}"
-
-
-def _missing(log_id: LogId, roots: Sequence[Root]) -> CorruptLog:
-    return CorruptLog(f"{log_id} has no log in {', '.join(root.path for root in roots)}; add the storage root that holds it")

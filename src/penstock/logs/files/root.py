@@ -1,13 +1,14 @@
 """A storage root, and its marker file, which names the broker it belongs to.
 
 Owns: `Root` and the names of its files; the marker `penstock.json`; `read_marker`, which checks a directory and changes
-nothing.
+nothing; `check_order`.
 The marker is rebuildable: if it is missing in a root that holds only Penstock's files, it is written again.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.logs.files.filesystem import TEMPORARY, Files, read_file, replace_file, storage_failed
@@ -75,6 +76,15 @@ class Marker(NamedTuple):
     """Wall time in microseconds."""
     format: int = 0
     """The format of the root; 0: that of this Penstock."""
+    root: str = ""
+    """The id of this root, which stays when it is moved; "" in markers of earlier versions."""
+    roots: tuple[tuple[str, str], ...] = ()
+    """Every root that the broker ever had: its id, and its path when it was last open. The first is the primary one."""
+
+    @property
+    def is_first(self) -> bool | None:
+        """Whether it is the primary root; None if that is not recorded."""
+        return self.roots[0][0] == self.root if self.roots else None
 
 
 def nearest(files: Files, path: str) -> str:
@@ -107,8 +117,9 @@ def parse_marker(raw: bytes, root: str) -> Marker | None:
     """The marker in a file's bytes; None if they are damaged; CorruptLog if the root has a newer format."""
     try:
         found = json.loads(raw)
-        marker = Marker(str(found["broker"]), int(found["created"]), int(found["format"]))
-    except (ValueError, KeyError, TypeError):
+        roots = tuple((str(root["id"]), str(root["path"])) for root in found.get("roots", ()))
+        marker = Marker(str(found["broker"]), int(found["created"]), int(found["format"]), str(found.get("root", "")), roots)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
     if marker.format > FORMAT:
         known = f"this Penstock knows {FORMAT}"
@@ -118,8 +129,31 @@ def parse_marker(raw: bytes, root: str) -> Marker | None:
 
 def write_marker(files: Files, root: str, marker: Marker) -> None:
     """Write the marker, with the format of this Penstock."""
-    data = json.dumps({"format": FORMAT, "broker": marker.broker, "created": marker.created}, indent=1).encode() + b"\n"
-    replace_file(files, root, MARKER, data)
+    found: dict[str, object] = {"format": FORMAT, "broker": marker.broker, "created": marker.created}
+    if marker.roots:
+        found |= {"root": marker.root, "roots": [{"id": id, "path": path} for id, path in marker.roots]}
+    replace_file(files, root, MARKER, json.dumps(found, indent=1).encode() + b"\n")
+
+
+def root_id(marker: Marker, path: str) -> str:
+    """The id of a root that has none yet: no other root of the broker has the same path at the same time."""
+    return hashlib.blake2b(f"{marker.broker} {marker.created} {path}".encode(), digest_size=8).hexdigest()
+
+
+def check_order(paths: Sequence[str], markers: Sequence[Marker | None]) -> None:
+    """InvalidRequest unless the primary root, as far as the markers tell, is the first of the given ones.
+
+    The inbox, the socket and the API keys are in the primary root: with another one in its place they would be missing.
+    """
+    known = [(path, marker) for path, marker in zip(paths, markers, strict=True) if marker is not None]
+    first = next((path for path, marker in known if marker.is_first), None)
+    if first is not None and first != paths[0]:
+        raise InvalidRequest(f"{first} is the first storage root of its broker; give it first, and {paths[0]} among the further roots")
+    if first is None and markers[0] is not None and markers[0].is_first is False:
+        raise InvalidRequest(
+            f"{paths[0]} is a further storage root of a broker whose first root, last open at {markers[0].roots[0][1]}, is missing; "
+            f"give that one first, and {paths[0]} among the further roots"
+        )
 
 
 def _refuse_unfit(files: Files, root: str) -> None:

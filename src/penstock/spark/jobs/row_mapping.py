@@ -34,12 +34,13 @@ BAD_HEADERS = "headers are not texts by name"
 LONG_HEADERS = f"headers have more than {MAX_HEADERS_BYTES} bytes"
 BAD_TEXT = "kind, encoding or reference is not valid Unicode"
 LONG_TEXT = f"kind, encoding, reference or dedup has more than {MAX_NAME_BYTES} bytes"
+EMPTY_DEDUP = "dedup is empty"
 BAD_PRIORITY = f"priority is not a whole number from 0 to {LAST_PRIORITY}"
 BAD_AT = "at is not a time since 1970"
 BAD_TTL = "ttl is not a span of time from 1 microsecond to 10 years"
 REASONS: Final = (
     *(NOT_UTF8, NOT_A_ROW, NO_PAYLOAD, LONG_PAYLOAD, LONG_KEY, BAD_HEADERS, LONG_HEADERS),
-    *(BAD_TEXT, LONG_TEXT, BAD_PRIORITY, BAD_AT, BAD_TTL),
+    *(BAD_TEXT, LONG_TEXT, EMPTY_DEDUP, BAD_PRIORITY, BAD_AT, BAD_TTL),
 )
 
 
@@ -129,6 +130,8 @@ def _bytes(name: str, column: Column, type: T.DataType) -> ItemColumn:
     wrong = {reason: F.octet_length(found) > most}
     if name == "payload":
         wrong[NO_PAYLOAD] = found.isNull()
+    elif name == "dedup":
+        wrong[EMPTY_DEDUP] = F.octet_length(found) == 0
     return ItemColumn(found, wrong)
 
 
