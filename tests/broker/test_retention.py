@@ -85,9 +85,10 @@ def test_a_warning_comes_before_and_after_buried_items_are_deleted(broker: Broke
     for _ in range(2):
         queue.lease().bury(reason="no use")
     broker.advance_in_steps(0.8 * A_DAY)
-    assert (queue.stats().warnings, queue.stats().buried) == ([], 3)
+    buried = "3 items are buried here; list them, then redrive or clear them"
+    assert (queue.stats().warnings, queue.stats().buried) == ([buried], 3)
     broker.advance_in_steps(0.2 * A_DAY - 60)
-    (warning,) = queue.stats().warnings
+    warning = next(one for one in queue.stats().warnings if one != buried)
     assert warning.startswith("retention will drop 3 buried items, the first in ")
     assert warning.endswith(" minutes; redrive or clear them, or keep items for longer")
     with caplog.at_level(logging.WARNING, logger="penstock"):

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from penstock import operations
-from penstock.broker.snapshot import Snapshot
 from penstock.logs.columns import encode
 from penstock.logs.store import StagedPart, write_name
 from penstock.loop.requests import LeaseResult, SettlePart
@@ -45,7 +44,6 @@ from penstock.operations import (
     ProduceItems,
     PublishLog,
     PublishWrite,
-    Query,
     ReadGrant,
     ReadHistory,
     ReadItems,
@@ -585,43 +583,6 @@ def test_a_lease_is_extended_until_that_is_stopped(home_under_test: HomeUnderTes
     home.auto_extend(queue, handed.partition, handed.granted.lease, handed.seconds)
     home.stop_extending(queue, handed.partition, handed.granted.lease)
     assert settle(home, queue, "complete", handed) == Settled(1)
-
-
-# -- a home that only looks ----------------------------------------------------------------------------
-
-
-def test_a_snapshot_answers_queries_and_refuses_everything_else(tmp_path: Path) -> None:
-    home_under_test = HOMES["directory"](tmp_path)
-    with home_under_test.stack:
-        queue = create(home_under_test.owner)
-        produce(home_under_test.owner, queue, "a", "b")
-        handed = lease(home_under_test.owner, queue)
-        settle(home_under_test.owner, queue, "complete", handed)
-        with Snapshot.open(str(tmp_path / "data")) as snapshot:
-            same: list[Query[Any]] = [
-                FindQueue(name="q"),
-                ListQueues(),
-                FindOffsets(queue=queue, at="newest"),
-                ListCursors(queue=queue),
-                ListItems(queue=queue),
-                ListHeldKeys(queue=queue),
-                ReadItems(queue=queue, start={}),
-                ExplainItem(queue=queue, partition=0, offset=1),
-                TraceItem(queue=queue, partition=0, offset=0),
-                ReadHistory(queue=queue, partition=0, offset=0),
-                ReadSlotMap(queue=queue),
-            ]
-            for query in same:
-                assert str(snapshot.call(query)) == str(home_under_test.owner.call(query)), query
-            before = snapshot.call(ReadStats(queue=queue))
-            assert (before.ready, before.completed) == (1, 1)
-            for sample in SAMPLES:
-                if not isinstance(sample, Query):
-                    with pytest.raises(InvalidRequest, match=f"is open read-only here, and {type(sample).__name__} is no query"):
-                        snapshot.call(sample)
-            snapshot.refresh()
-            after = snapshot.call(ReadStats(queue=queue))
-            assert (after.ready, after.completed, after.produced) == (before.ready, before.completed, before.produced)
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------

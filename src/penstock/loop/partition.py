@@ -80,8 +80,7 @@ class Partition:
         queue: str = "",
     ) -> None:
         """storage: the options of the queue; they come before the sizes, which are the broker's.
-        on_replayed: called when the log is replayed, before the opening is written and synced.
-        """
+        on_replayed: called when the log is replayed, before the opening is written and synced."""
         self._queue = queue
         self.log = log
         self.state = State()
