@@ -215,13 +215,8 @@ class ItemInventory:
                 found = self.found.get(item)
                 if found is None:
                     found = self.found[item] = ItemCopies()
-                kind = (
-                    found.done
-                    if copy.state in (ItemState.COMPLETED, ItemState.CANCELLED)
-                    else found.moving
-                    if copy.state is ItemState.MOVING
-                    else found.live
-                )
+                done = copy.state in (ItemState.COMPLETED, ItemState.CANCELLED)
+                kind = found.done if done else found.moving if copy.state is ItemState.MOVING else found.live
                 kind.append(copy)
             for item in seen.promised:
                 self.found.setdefault(item, ItemCopies()).promised = True

@@ -267,10 +267,8 @@ class Operator:
             delay = self._chance.pick([0, 0, 2 * SECOND, 1 * MINUTE])
             by_time = bool(delay) and self._chance.happens(0.5)
             model.reschedule_sent(items)
-            operation = RescheduleItems(
-                queue=queue, items=positions, at=model.wall + delay if by_time else 0, delay=0 if by_time else delay
-            )
-            answer = self.ask(operation)
+            at, wait = (model.wall + delay, 0) if by_time else (0, delay)
+            answer = self.ask(RescheduleItems(queue=queue, items=positions, at=at, delay=wait))
             if isinstance(answer, list) and model.inventory.all_healthy and delay:
                 model.check_changes(items, answer, (ItemState.SCHEDULED, ItemState.BURIED))
 

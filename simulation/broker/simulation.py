@@ -31,9 +31,9 @@ HANGS = [200 * MILLISECOND, 450 * MILLISECOND, 700 * MILLISECOND, 3 * SECOND, 9 
 SHORT_WAITS = [100 * MILLISECOND, 300 * MILLISECOND, 600 * MILLISECOND, 1500 * MILLISECOND]
 STEP_WEIGHTS = {
     "produce": 20, "lease": 18, "settle": 20, "repeat": 4, "leave": 3, "turn": 22, "run_until_idle": 4, "let_time_pass": 9, "step_wall": 1,
-    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "cancel": 2, "reschedule": 3,
-    "update": 2, "resize": 4, "change_read_only": 1, "recreate": 1, "inspect": 2, "watch": 1, "compact": 1, "share_failing_turn": 1,
-    "disturb": 4, "recover_all": 1, "kill": 2, "cut_power": 2, "restart": 1, "hang_disks": 2, "wait_a_little": 2,
+    "redrive_some": 4, "redrive": 2, "release": 1, "pause": 1, "resume": 2, "clear": 2, "seek": 1, "cancel": 2,
+    "reschedule": 3, "update": 2, "resize": 4, "change_read_only": 1, "recreate": 1, "inspect": 2, "watch": 1, "compact": 1,
+    "share_failing_turn": 1, "disturb": 4, "recover_all": 1, "kill": 2, "cut_power": 2, "restart": 1, "hang_disks": 2, "wait_a_little": 2,
 }  # fmt: skip
 STEP_PROFILES: dict[str, dict[str, int]] = {
     "any": {},

@@ -1,6 +1,6 @@
 """Finding, cancelling and rescheduling items that wait, with the sync and the async API."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -84,7 +84,7 @@ def test_items_are_rescheduled_by_time_and_by_delay(opener: BrokerOpener, manual
     ("arguments", "message"),
     [
         ({}, "either a time or a delay"),
-        ({"at": 1.0, "delay": 1}, "either a time or a delay"),
+        ({"at": datetime(2999, 1, 1, tzinfo=UTC), "delay": 1}, "either a time or a delay"),
         ({"delay": -1}, "delay is -1"),
     ],
 )
