@@ -1,4 +1,4 @@
-"""A history of a partition that contains every kind of record that is written, but Lost.
+"""A history of a partition that contains every kind of record that is written, but Lost and Restored.
 
 Owns: `write_every_record`, for tests that check whether a whole state survives something. No part of the state is left
 empty.
@@ -10,7 +10,8 @@ from tests.partition_under_test import ELSEWHERE, PartitionUnderTest, items
 
 
 def write_every_record(partition: PartitionUnderTest) -> None:
-    """Use the partition until every kind of record but Lost was written and no part of the state is empty."""
+    """Use the partition until every kind of record but Lost and Restored was written, and no other part of the
+    state is empty."""
     partition.configure(on_bury="park", ttl=10_000 * SECOND, priority_aging=30 * SECOND)
     _produce(partition)
     _settle(partition)

@@ -46,6 +46,7 @@ from penstock.rules.commands import (
     Redrive,
     ReleaseParkedKey,
     RescheduleWaiting,
+    Restore,
     RetryLeased,
     Seek,
     Send,
@@ -59,7 +60,8 @@ from penstock.rules.item_states import ItemState
 from penstock.rules.lanes import Rank
 from penstock.rules.outbox import pack_destination
 from penstock.rules.records import FenceSpec
-from penstock.rules.runs import offsets
+from penstock.rules.restore import LEAST_FIRST_LEASE
+from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Counts
 from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch, validate
@@ -262,6 +264,10 @@ class PartitionUnderTest:
     def reschedule(self, *which: int, at: int = 0, delay: float = 0) -> list[ItemOutcome]:
         return self._outcomes(RescheduleWaiting(which, at, int(delay * SECOND)))
 
+    def restore(self, first_lease: int = LEAST_FIRST_LEASE + 7) -> int:
+        """Act as if the partition had been restored from a backup now; returns how many items were leased."""
+        return self._count(Restore(self.clock.read().wall, first_lease))
+
     def drop(self, start: int, stop: int) -> int:
         return self._count(Drop([start, stop]))
 
@@ -358,7 +364,9 @@ class PartitionUnderTest:
 
     def recount(self) -> list[int]:
         """The counts, from the state of every item."""
-        states = [self.state_of(offset) for offset in range(self.wrapped.state.next_offset)]
+        state = self.wrapped.state
+        given = [offset for start, stop in pairs(state.holes.missing(0, state.next_offset)) for offset in range(start, stop)]
+        states = [self.state_of(offset) for offset in given]
         return [states.count(ItemState(name)) for name in Counts._fields]
 
     def state_of(self, offset: int) -> ItemState | None:

@@ -113,11 +113,11 @@ def test_the_api_page_names_what_there_is() -> None:
         assert f"`{name}`" in page, name
 
 
-def test_the_examples_of_the_api_page_run() -> None:
+def test_the_examples_of_the_api_page_run(tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), re.DOTALL)
     assert examples
     for code in examples:
-        subprocess.run([sys.executable, "-c", code], check=True)
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_the_example_of_the_page_about_traces_runs_and_prints_what_it_says(tmp_path: Path) -> None:

@@ -238,8 +238,9 @@ def test_a_class_named_by_a_glossary_word_means_what_the_glossary_says() -> None
 
 
 SAME_SUBJECT = {
-    *("api_keys", "catalog", "clock", "dead", "errors", "events", "inbox", "items", "lease", "leases", "metrics", "options", "produce"),
-    *("recovery", "redrive", "repair", "resize", "retention", "routing", "settle", "state", "stats"),
+    *("api_keys", "backup", "catalog", "clock", "dead", "errors", "events", "inbox", "items", "lease"),
+    *("leases", "metrics", "options", "produce", "recovery", "redrive", "repair", "resize", "restore", "retention"),
+    *("routing", "settle", "state", "stats"),
 }
 """Names that modules of several layers have because they are about the same thing."""
 

@@ -173,7 +173,7 @@ class EventChecker:
                 self._move(offset, happening.event)
         state = self.replay.state
         recount = tuple([self._counts[one] for one in COUNTED])
-        same = len(self.states) == state.next_offset and state.counts == recount
+        same = len(self.states) == state.produced and state.counts == recount
         assert same, f"{record}: its events give {Counts(*recount)._asdict()}, the state has {state.counts}"
         return events
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.api.options import QueueInfo, QueueOptions
     from penstock.api.produced import ProducedId, ProducedIds, ProducedRows
     from penstock.api.redrive import Redriven, RedriveSample
+    from penstock.broker.backup import BackupReport, RestoreReport, backup, restore
     from penstock.logs.backends import Root
     from penstock.worker.context import Context
     from penstock.worker.outcomes import Bury, Failed, Retry, RetryPolicy, Snooze
@@ -45,6 +46,7 @@ __all__ = [
     "AsyncLease",
     "AsyncLeaseBatch",
     "AsyncQueue",
+    "BackupReport",
     "Broker",
     "Bury",
     "Context",
@@ -65,6 +67,7 @@ __all__ = [
     "QueueOptions",
     "RedriveSample",
     "Redriven",
+    "RestoreReport",
     "Retry",
     "RetryPolicy",
     "Root",
@@ -72,8 +75,10 @@ __all__ = [
     "Worker",
     "__version__",
     "aopen",
+    "backup",
     "errors",
     "open",
+    "restore",
     "spark",
     "testing",
     "worker",
@@ -94,6 +99,7 @@ _NAMES = {
     "api.options": ("QueueInfo", "QueueOptions"),
     "api.produced": ("ProducedId", "ProducedIds", "ProducedRows"),
     "api.redrive": ("RedriveSample", "Redriven"),
+    "broker.backup": ("BackupReport", "RestoreReport", "backup", "restore"),
     "logs.backends": ("Root",),
     "worker.context": ("Context",),
     "worker.outcomes": ("Bury", "Failed", "Retry", "RetryPolicy", "Snooze"),

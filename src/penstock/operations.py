@@ -21,6 +21,7 @@ from penstock.loop.item_cache import Items
 from penstock.loop.requests import LeaseResult, SettleAction, SettlePart, StoredPart
 from penstock.loop.retention import RetentionResult
 from penstock.reports import (
+    BackupPoint,
     BrokerMetrics,
     FoundItems,
     GrantAnswer,
@@ -233,6 +234,13 @@ class CompactQueue(Operation[list[RetentionResult]]):
 
 class DescribeOwner(Query[OwnerDescription]):
     """The process that owns the broker, and its clients."""
+
+
+class CutLogs(Operation[BackupPoint]):
+    """The end of every log at one instant, at which no record depends on one that is behind its log's end.
+
+    For a backup by a process that sees the directory. QueueBusy while a partition is being opened.
+    """
 
 
 # -- the contents of queues --------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.rules.catalog import QueueEntry
+from penstock.logs.store import LogPosition
+from penstock.rules.catalog import QueueEntry, RestorePoint
 from penstock.rules.options import Options
 from penstock.rules.runs import RunSet
 from penstock.words.batch import Batch
@@ -31,12 +32,13 @@ class QueueDescription(msgspec.Struct, frozen=True):
     retired: list[int]
     """Partitions that take no new items: draining or drained."""
     read_only: list[int]
+    restores: list[RestorePoint] = []
+    """The restores of the queue from backups, the newest last."""
 
 
 def describe_queue(entry: QueueEntry) -> QueueDescription:
-    return QueueDescription(
-        entry.name, entry.incarnation, entry.created_at, entry.options, len(entry.active), entry.active, entry.retired, entry.read_only
-    )
+    partitions = (len(entry.active), entry.active, entry.retired, entry.read_only)
+    return QueueDescription(entry.name, entry.incarnation, entry.created_at, entry.options, *partitions, entry.restores)
 
 
 class PartitionStats(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ class PartitionStats(msgspec.Struct, frozen=True):
     cancelled: int = 0
     """Cancelled items that retention has not deleted yet."""
     produced: int = 0
-    """Items ever produced: the next offset."""
+    """Items ever produced."""
     busy_keys: int = 0
     """Keys that have a line: held, or with items waiting in it."""
     oldest_ready_seconds: float = 0.0
@@ -397,3 +399,14 @@ class OwnerDescription(msgspec.Struct):
     since: int
     """When it became the owner (wall)."""
     clients: list[ClientDescription] = []
+
+
+class BackupPoint(msgspec.Struct, frozen=True):
+    """The end of every log of a broker at one instant."""
+
+    at: int
+    """That instant (wall)."""
+    roots: list[str]
+    logs: list[LogPosition]
+    writes: list[str]
+    """The published writes that are in the inbox, whole or in part in no log yet."""

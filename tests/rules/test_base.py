@@ -9,7 +9,7 @@ from penstock.logs import codec
 from penstock.logs.log import Frame, FrameType
 from penstock.loop.partition import Partition
 from penstock.rules import base, machine
-from penstock.rules.records import Lost, Produced, RequestAnswered, StateRecord
+from penstock.rules.records import Lost, Produced, RequestAnswered, Restored, StateRecord
 from penstock.rules.state import State
 from penstock.words.clock import Moment
 from penstock.words.errors import CorruptLog
@@ -30,13 +30,13 @@ def test_a_full_history_leaves_something_in_every_part_of_a_base(partition: Part
     write_every_record(partition)
     image = msgspec.to_builtins(base._decoder.decode(base.dump(partition.wrapped.state)))
     empty = [name for name, value in zip(base._StateImage.__struct_fields__, image, strict=True) if not value]
-    assert empty == ["paused_produce", "lost", "requests"]
+    assert empty == ["paused_produce", "lost", "requests", "holes", "first_lease"]
 
 
 def test_a_full_history_has_every_kind_of_record_but_lost(partition: PartitionUnderTest) -> None:
     write_every_record(partition)
     written = {type(record) for frame in frames(partition) if frame.type is not FrameType.BASE for record in codec.decode_frame(frame)}
-    assert written == {Produced, *get_args(StateRecord)} - {Lost, RequestAnswered}
+    assert written == {Produced, *get_args(StateRecord)} - {Lost, RequestAnswered, Restored}
 
 
 def test_replay_from_a_base_at_any_point_gives_the_same_bytes(partition: PartitionUnderTest) -> None:

@@ -49,7 +49,7 @@ def names(found: list[Event]) -> list[str]:
 WITHOUT_EVENTS = (
     *(records.Configured, records.PassedOver, records.RequestAnswered, records.TtlChecked, records.Paused, records.CursorMoved),
     *(records.CursorReleased, records.ProgressSet, records.FencesAdded, records.FenceNarrowed, records.FenceLifted),
-    *(records.FollowUpSent, records.ParkedKeyReleased, records.CallAnswered),
+    *(records.FollowUpSent, records.ParkedKeyReleased, records.CallAnswered, records.Restored),
 )
 """Records that do nothing to an item of their partition."""
 

@@ -1,11 +1,13 @@
 """Routing: the test vectors of the design, an even spread of keys, and dedup digests that never change."""
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import xxhash
 
-from penstock.rules import routing
+from penstock.rules import routing, slots
 
 VECTORS = {
     b"a": 5310,
@@ -75,3 +77,18 @@ def test_a_digest_tells_its_parts_apart() -> None:
     digests = {routing.digest(*parts) for parts in ([b"ab", b"c"], [b"a", b"bc"], [b"abc"], [b"abc", b""], [])}
     assert len(digests) == 5
     assert {len(digest) for digest in digests} == {16}
+
+
+def test_the_vectors_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([0-9a-f]+|–)`( × 1000)? \| .* \| `([0-9a-f]{16})` \| ([0-9]+) \| ([0-9]) \|$", page, re.MULTILINE)
+    assert len(rows) == len(VECTORS)
+    owners = slots.first_map(range(8)).owners
+    for text, repeated, key_id, slot, partition in rows:
+        key = (b"" if text == "–" else bytes.fromhex(text)) * (1000 if repeated else 1)
+        assert VECTORS[key] == routing.slot(key) == int(slot)
+        assert routing.key_id(key) == int(key_id, 16)
+        assert owners[int(slot)] == int(partition)
+    for n in (1, 3, 8, 1000):  # the sentence about blocks
+        blocks = [16384 * (i + 1) // n - 16384 * i // n for i in range(n)]
+        assert list(slots.first_map(range(n)).owners) == [i for i, size in enumerate(blocks) for _ in range(size)]

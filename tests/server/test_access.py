@@ -13,6 +13,7 @@ from penstock.loop.requests import SettlePart
 from penstock.operations import (
     OPERATIONS,
     CreateQueue,
+    CutLogs,
     DescribeOwner,
     EnsureQueue,
     ExplainItem,
@@ -50,7 +51,7 @@ NEEDED = {
     ],
     "admin": [
         "CreateQueue", "UpdateQueue", "ResizeQueue", "SetReadOnly", "DeleteQueue", "PauseQueue", "CompactQueue", "ClearItems", "SeekItems",
-        "RedriveItems", "ReleaseKey", "EnsureQueue", "CancelItems", "RescheduleItems",
+        "RedriveItems", "ReleaseKey", "EnsureQueue", "CancelItems", "RescheduleItems", "CutLogs",
     ],
 }  # fmt: skip
 """Which scope each operation needs. What a new operation shows must be considered before it is entered here."""
@@ -123,14 +124,14 @@ def test_what_is_not_an_operation_needs_a_scope_and_a_queue_too() -> None:
 def test_the_prefixes_bind_the_queue_of_every_operation() -> None:
     access = limited("orders")
     for operation in samples("orders-x"):
-        if not isinstance(operation, DescribeOwner | ListQueues):
+        if not isinstance(operation, DescribeOwner | CutLogs | ListQueues):
             assert access.check(operation, name_of) is operation
         for forbidden in (9, 1234):  # another queue, and none
             elsewhere = msgspec.structs.replace(operation, queue=forbidden)
             if isinstance(operation, ListQueues | ReadMetrics):
                 access.check(elsewhere, name_of)  # about all queues: the answer is filtered
                 continue
-            with pytest.raises(AccessDenied if isinstance(operation, DescribeOwner) else QueueNotFound):
+            with pytest.raises(AccessDenied if isinstance(operation, DescribeOwner | CutLogs) else QueueNotFound):
                 access.check(elsewhere, name_of)
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from penstock.broker import changes, partition_layout, queries, trace
+from penstock.broker.backup_point import cut_logs
 from penstock.broker.inbox import INBOX_HANDLERS, InboxProcessor
 from penstock.broker.metrics import read_metrics
 from penstock.broker.queue_settings import QueueSettings
@@ -31,6 +32,7 @@ from penstock.loop.loop import Loop
 from penstock.loop.partition import Partition
 from penstock.loop.partition_set import QueueSetup
 from penstock.loop.requests import AwaitRequest, FunctionRequest, LeaseRequest, ProduceRequest, Request, SettleRequest
+from penstock.loop.restored_partition import keep_apart
 from penstock.loop.runners import Runners
 from penstock.loop.transfer import QueueRouter
 from penstock.loop.turn import QueueEngine
@@ -40,6 +42,7 @@ from penstock.operations import (
     AwaitItems,
     Cancel,
     CreateQueue,
+    CutLogs,
     DeleteQueue,
     DescribeOwner,
     EndStream,
@@ -399,7 +402,8 @@ class EmbeddedBroker:
         log = self.store.log(incarnation, number, create=False, durability=options.durability or None)
         try:
             given: dict[str, Any] = {"segment_bytes": self._segment_bytes, "min_free_bytes": self.min_free_bytes, "queue": entry.name}
-            return Partition(log, self.clock, options.policy, **given, storage=options.storage, on_replayed=replayed)
+            partition = Partition(log, self.clock, options.policy, **given, storage=options.storage, on_replayed=replayed)
+            return keep_apart(partition, entry)
         except BaseException:
             log.close()
             raise
@@ -547,18 +551,8 @@ def _lease(operation: LeaseItems, now: int) -> LeaseRequest:
 
 
 def _settle(operation: SettleItems, now: int) -> SettleRequest:
-    return SettleRequest(
-        operation.action,
-        operation.parts,
-        delay=operation.delay,
-        reason=operation.reason,
-        counted=operation.counted,
-        timeout=operation.timeout,
-        then=operation.then,
-        request=operation.request,
-        deadline=now + operation.wait,
-        call=operation.call,
-    )
+    how = {name: getattr(operation, name) for name in ("delay", "reason", "counted", "timeout", "then", "request", "call")}
+    return SettleRequest(operation.action, operation.parts, deadline=now + operation.wait, **how)
 
 
 _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {
@@ -591,6 +585,7 @@ _BROKER_HANDLERS: dict[type[Operation[Any]], Callable[[EmbeddedBroker, Any], Any
     EndStream: lambda broker, operation: broker.streams.end(operation),
     ReadGrant: lambda broker, operation: read_grant(broker.store.inbox, operation),
     FailGranted: lambda broker, operation: broker.streams.fail(operation),
+    CutLogs: lambda broker, operation: cut_logs(broker.store, broker.catalog, broker._catalog_lock, broker.loops(), broker.clock),
 }
 
 _brokers: "weakref.WeakSet[EmbeddedBroker]" = weakref.WeakSet()

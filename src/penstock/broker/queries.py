@@ -52,6 +52,7 @@ from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
 from penstock.rules.leases import LiveLease
 from penstock.rules.outbox import moved_runs, moved_to
+from penstock.rules.restore import check_not_in_hole, no_item_error
 from penstock.rules.runs import RunSet, count, first_of, pairs
 from penstock.rules.runs import offsets as offsets_in
 from penstock.rules.state import Counts, State
@@ -127,7 +128,7 @@ def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
         handle.number,
         _status(queue, handle.number, counts) if handle.error is None else "failing",
         *counts._replace(completed=counts.completed - moved_or_lost(state)),
-        state.next_offset,
+        state.produced,
         len(state.keys.by_key),
         _oldest_ready_seconds(state, now),
         sum(facts.size_bytes for facts in segments),
@@ -148,7 +149,7 @@ def _closed_stats(queue: QueueView, number: int, known: Summary) -> PartitionSta
         number,
         _status(queue, number, known.counts),
         *known.counts._replace(completed=known.counts.completed - known.gone),
-        known.next_offset,
+        known.next_offset if known.produced < 0 else known.produced,
         known.busy_keys,
         size_bytes=known.size_bytes,
         paused_lease=known.paused_lease,
@@ -272,8 +273,8 @@ def trace(queue: QueueView, query: TraceItem) -> ItemTrace:
     """The position that an item came from, and the one that it was moved to."""
     offset, handle = query.offset, _handle_of(queue, query.partition)
     state = handle.state
-    if not 0 <= offset < state.next_offset:
-        raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+    if state.state_of(offset) is None:
+        raise no_item_error(state, offset)
     came_from = None
     if offset not in state.dropped and offset not in state.lost:
         queue.touch(handle)
@@ -496,6 +497,7 @@ def read(queue: QueueView, query: ReadItems) -> Page:
     for index, handle in enumerate(unread):
         share = _bounded(handle, max(1, -(-limit // (len(unread) - index))))
         start = offsets.get(handle.number, 0)
+        check_not_in_hole(handle.state, start, handle.number)
         queue.touch(handle)
         try:
             items, after[handle.number] = handle.usable_partition.read_retained(start, share)

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli import (
     api_keys,
+    backup,
     cursors,
     dead,
     items,
@@ -95,7 +96,7 @@ def main(
     context.obj = CommandContext(broker or "", root or (), as_json, seconds, certificates=certificates)
 
 
-for group in (produce.group, leases.group, items.group, stats.group, repair.group, work.group, owner.group, serve.group):
+for group in (produce.group, leases.group, items.group, stats.group, repair.group, backup.group, work.group, owner.group, serve.group):
     app.add_typer(group)
 app.add_typer(queues.group, name="queue")
 app.add_typer(cursors.group, name="cursor")

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., None])
 DEBUG = "PENSTOCK_DEBUG"
 ORDER = (
     *("queue", "produce", "work", "own", "serve", "lease", "complete", "retry", "bury", "extend"),
-    *("stats", "watch", "items", "item", "explain", "cursor", "keys", "dead", "verify", "repair", "import"),
+    *("stats", "watch", "items", "item", "explain", "cursor", "keys", "dead", "verify", "repair", "backup", "restore", "import"),
 )
 
 BrokerOption: TypeAlias = Annotated[

@@ -5,7 +5,7 @@ Owns: those commands. `verify` reads every byte and changes nothing; it works wh
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -16,13 +16,19 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, YesOption, command, queue_names
 from penstock.cli.failures import LOCKED, NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.queues import all_queues
+from penstock.logs.files.backup import check_files, is_backup, read_manifest
 from penstock.logs.files.file_store import FileStore
+from penstock.logs.files.filesystem import Files, SystemFiles
+from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.repair import RepairReport
 from penstock.logs.files.repair import repair as repair_log
+from penstock.logs.files.root import LOGS
 from penstock.logs.files.verify import VerifyReport
 from penstock.logs.files.verify import verify as verify_log
 from penstock.logs.log import Gap
+from penstock.loop.catalog import apply_catalog_frames
 from penstock.loop.recovery import find_missing_front
+from penstock.rules.catalog import CatalogState
 from penstock.words.errors import BrokerLocked, PenstockError
 from penstock.words.ids import format_id
 
@@ -50,16 +56,31 @@ class NamedLog(NamedTuple):
 
 @command(group, "verify")
 def verify(session: CommandContext, queue: QueueOrNone = None, partition: PartitionOption = None) -> None:
-    """Read all logs completely and list the damage. Exit code 1 if there is damage."""
-    directory, logs = _logs(session, queue, partition)
+    """Read all logs completely and list the damage. Exit code 1 if there is damage.
+
+    --broker may also name a backup: then every file is compared with its checksum, too.
+    """
+    files: Files
+    damaged: list[str] = []
+    if session.names_broker and not session.is_server and is_backup(session.target):
+        files, logs = _logs_of_backup(session.target, queue, partition)
+        damaged = check_files(session.target, read_manifest(session.target).files)
+    else:
+        store, logs = _logs(session, queue, partition)
+        files = store.files
     found: list[tuple[NamedLog, VerifyReport]] = []
     with session.progress_bar("verifying", len(logs)) as advance:
         for log in logs:
-            found.append((log, verify_log(directory.files, log.path, log.incarnation, log.partition, find_missing_front)))
+            found.append((log, verify_log(files, log.path, log.incarnation, log.partition, find_missing_front)))
             advance(1)
-    sound = all(report.sound for _, report in found)
-    document = {"sound": sound, "logs": [{"queue": log.queue, "sound": report.sound, **report.to_dict()} for log, report in found]}
-    session.print_answer(document, _verify_table(found), *[line for one in found for line in _verify_lines(*one)])
+    sound = not damaged and all(report.sound for _, report in found)
+    document = {
+        "sound": sound,
+        "damaged_files": damaged,
+        "logs": [{"queue": log.queue, "sound": report.sound, **report.to_dict()} for log, report in found],
+    }
+    lines = [text_output.printable(f"! {line}") for line in damaged]
+    session.print_answer(document, _verify_table(found), *lines, *[line for one in found for line in _verify_lines(*one)])
     if not sound:
         raise typer.Exit(NEGATIVE)
 
@@ -195,9 +216,27 @@ def _logs(session: CommandContext, queue: str | None, partition: int | None) -> 
     with suppress(PenstockError), session.snapshot() as broker:
         names |= {int(info.incarnation, 16): info.name for info in all_queues(broker)}
     found = [NamedLog(names.get(one.incarnation, f"{one.incarnation:016x}"), *one, directory.path_of(*one)) for one in directory.logs()]
+    return directory, _chosen(found, queue, partition)
+
+
+def _logs_of_backup(backup: str, queue: str | None, partition: int | None) -> tuple[SystemFiles, list[NamedLog]]:
+    """The chosen logs of a backup."""
+    files, names = SystemFiles(), {0: CATALOG}
+    found = []
+    for log in read_manifest(backup).logs:
+        path = f"{backup}/{LOGS}/{log.incarnation:016x}/{log.partition:05d}"
+        if not log.incarnation:
+            with suppress(PenstockError), closing(PublishedLog(files, path, 0, 0)) as frames:
+                state, _, _ = apply_catalog_frames(CatalogState(), frames.recover())
+                names |= {entry.incarnation: entry.name for entry in state.entries.values()}
+        found.append(NamedLog(names.get(log.incarnation, f"{log.incarnation:016x}"), log.incarnation, log.partition, path))
+    return files, _chosen(found, queue, partition)
+
+
+def _chosen(found: Sequence[NamedLog], queue: str | None, partition: int | None) -> list[NamedLog]:
     chosen = [log for log in found if queue in (None, log.queue) and partition in (None, log.partition)]
     if queue is not None and not any(log.queue == queue for log in found):
         raise CommandFailed(f"there is no queue {queue!r} with a log; `penstock queue list` shows the names", NOT_FOUND)
     if partition is not None and not chosen:
         raise CommandFailed(f"there is no log of partition {partition}; leave --partition out to see all", NOT_FOUND)
-    return directory, chosen
+    return chosen

@@ -7,9 +7,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from penstock.logs.files.backup import BackupManifest, BackupWriter, PinnedFiles, read_manifest
 from penstock.logs.files.file_store import FileStore
 from penstock.logs.files.filesystem import Files, SystemFiles
 from penstock.logs.files.lock import LOCK_ATTEMPTS, LockHolder, read_holder
+from penstock.logs.files.restore import RestoreTarget
 from penstock.logs.files.root import LOGS, Root, parse_roots, read_marker
 from penstock.logs.log import DURABILITIES, Durability
 from penstock.logs.memory import MemoryStore
@@ -19,9 +21,13 @@ from penstock.words.errors import InvalidRequest, PenstockError
 
 __all__ = [
     "MEMORY",
+    "BackupManifest",
+    "BackupWriter",
     "FileStore",
     "Files",
     "LockHolder",
+    "PinnedFiles",
+    "RestoreTarget",
     "Root",
     "Target",
     "directories",
@@ -31,6 +37,7 @@ __all__ = [
     "open_read_only",
     "open_store",
     "parse_roots",
+    "read_manifest",
 ]
 MEMORY = "memory://"
 Target: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Root]"

@@ -22,6 +22,7 @@ from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap,
 from penstock.logs.store import (
     BLOB_SWEEPS,
     InboxEntry,
+    LogPosition,
     StagedPart,
     SweepCounter,
     WriteManifest,
@@ -293,6 +294,12 @@ class MemoryStore:
 
     def free_bytes(self) -> dict[int, int]:
         return {}
+
+    def directories(self) -> list[str]:
+        return []
+
+    def positions(self, incarnations: Container[int]) -> list[LogPosition]:
+        raise InvalidRequest("a broker in memory has no files; only one in a directory can be backed up")
 
     def note_opened(self) -> None:
         """Nothing to note: a process that ends takes its memory with it."""

@@ -37,6 +37,23 @@ _IN_A_NAME = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123
 T = TypeVar("T")
 
 
+class LogPosition(msgspec.Struct, frozen=True):
+    """Where a log of files ends at one instant, for a backup."""
+
+    incarnation: int
+    partition: int
+    directory: str
+    segment: str
+    """The name of its newest segment; "" if it has none."""
+    size: int
+    """How many bytes of that segment belong to it."""
+    synced: bytes
+    """What its file `synced` must contain in the copy."""
+    offset: int = 0
+    sequence: int = 0
+    """Its next offset and the sequence of its last frame; 0: unknown until it is opened."""
+
+
 class Store(Protocol):
     """The logs of a broker, by incarnation and partition, and its inbox; for the owner."""
 
@@ -72,6 +89,14 @@ class Store(Protocol):
 
     def note_opened(self) -> None:
         """The opening of the broker has ended, and not by the end of its process."""
+        ...
+
+    def directories(self) -> list[str]:
+        """The paths of the storage roots; none for a store without files."""
+        ...
+
+    def positions(self, incarnations: Container[int]) -> list[LogPosition]:
+        """Where each log of these incarnations ends. QueueBusy while one is being opened. Only for stores of files."""
         ...
 
     def close(self) -> None: ...

@@ -14,8 +14,8 @@ it does not wait: it is answered as at its deadline.
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -466,6 +466,16 @@ class Loop:
         """Run a function while no turn runs."""
         with self._turning:
             return function(self.engine)
+
+    @contextmanager
+    def without_turns(self, seconds: float) -> Iterator[None]:
+        """Inside this context no turn runs. QueueBusy if one runs for so long that this cannot begin."""
+        if self._has_turn() or not self._turning.acquire(timeout=seconds):
+            raise QueueBusy(f"a turn of queue {self.engine.name!r} takes long; try again in a moment")
+        try:
+            yield
+        finally:
+            self._turning.release()
 
     def check_not_in_call(self) -> None:
         """QueueBusy when this thread is in the middle of a call: closing would wait for it for ever."""

@@ -165,9 +165,8 @@ def segment_ends(segments: Sequence[SegmentFacts], now: int) -> list[int]:
 def _is_worth_rewrite(segments: Sequence[SegmentFacts], start: int, stop: int, kept: RunSet, state: State, thorough: bool) -> bool:
     """Whether a rewrite of these segments frees enough."""
     live = count(kept.within(start, stop))
-    present = stop - start
-    if all(segment.rewritten for segment in segments):  # dropped items were removed by that rewrite
-        present -= count(state.dropped.within(start, stop))
+    removed = state.dropped if all(segment.rewritten for segment in segments) else state.holes  # a rewrite removes dropped items
+    present = stop - start - count(removed.within(start, stop))
     return live * 2 <= present or len(segments) >= MERGE_SEGMENTS or (thorough and live < present)
 
 
@@ -176,16 +175,18 @@ def unresolved_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
     size = 0
     ends = [facts.base_offset for facts in segments[1:]] + [state.next_offset]
     for facts, stop in zip(segments, ends, strict=True):
-        items = stop - facts.base_offset
+        never = count(state.holes.within(facts.base_offset, stop))
+        items = stop - facts.base_offset - never
         if items > 0:
-            done = count(state.completed.within(facts.base_offset, stop)) + count(state.buried_set.within(facts.base_offset, stop))
+            done = count(state.completed.within(facts.base_offset, stop)) - never + count(state.buried_set.within(facts.base_offset, stop))
             size += facts.size_bytes * (items - done) // items
     return size
 
 
 def mean_bytes(segments: Sequence[SegmentFacts], state: State) -> int:
     """About how many bytes an item takes."""
-    return sum(facts.size_bytes for facts in segments) // max(1, state.next_offset - segments[0].base_offset)
+    first, stop = segments[0].base_offset, state.next_offset
+    return sum(facts.size_bytes for facts in segments) // max(1, stop - first - count(state.holes.within(first, stop)))
 
 
 # -- time --------------------------------------------------------------------------------------------

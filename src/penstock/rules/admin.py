@@ -29,6 +29,7 @@ from penstock.rules.removal import (
     release_if_unused,
     remove_from_line,
 )
+from penstock.rules.restore import check_not_in_hole
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet, count, from_offsets, offsets, pairs
 from penstock.rules.state import BlockSource, State, find_blocks, lost_runs
@@ -41,7 +42,7 @@ from penstock.words.limits import DEFAULT_PRIORITY, Policy, check_range
 
 def apply_opened(state: State, record: Opened, now: Moment) -> None:
     state.epoch, state.boot_id, state.clock_shift = record.epoch, record.boot_id, record.clock_shift
-    state.leases_given = 0
+    state.leases_given = state.first_lease
     if record.rebooted:
         # Elapsed time does not tell how long the machine was off: every lease gets its full timeout again.
         state.leases.restart_timeouts(now.elapsed)
@@ -142,6 +143,7 @@ def apply_cleared(state: State, record: Cleared, now: Moment) -> None:
 
 def decide_seek(state: State, command: Seek, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount]:
     check_range("offset", command.offset, 0, 1 << 62)
+    check_not_in_hole(state, command.offset)
     found = RunSet(state.completed.within(command.offset, state.next_offset))
     found.remove_all(state.lost.runs)
     found.remove_all(state.cancelled.runs)

@@ -93,13 +93,15 @@ class _StateImage(msgspec.Struct, array_like=True):
     request_ids: list[tuple[bytes, RememberedCall]] = []
     call_watermark: int = NEVER
     cancelled: list[int] = []
+    holes: list[int] = []
+    first_lease: int = 0
 
 
 _UNCHANGED = (
     *("policy", "epoch", "boot_id", "clock_shift", "leases_given", "next_offset", "paused_lease", "paused_produce"),
-    *("fence_version", "fences_given", "buried_dropped"),
+    *("fence_version", "fences_given", "buried_dropped", "first_lease"),
 )
-_RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped", "cancelled")
+_RUN_SETS = ("completed", "scheduled", "ttl_overdue", "lost", "dropped", "cancelled", "holes")
 _DICTS = ("failures", "burials", "received_sequences", "cursors", "received_bases", "outbox", "sent_sequences")
 """Fields that State and _StateImage both have: stored as they are, RunSets stored as runs, dicts stored as sorted
 pairs.

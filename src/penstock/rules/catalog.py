@@ -45,6 +45,16 @@ class ReplacedMap(NamedTuple):
     replaced_at: int
 
 
+class RestorePoint(NamedTuple):
+    """A restore of the queue from a backup."""
+
+    at: int
+    """When it was restored; it also names this restore."""
+    first_lease: int
+    ends: list[tuple[int, int, int]]
+    """(partition, its next offset, its last log sequence) in the backup; 0 where that is not known."""
+
+
 class QueueEntry(msgspec.Struct, frozen=True):
     """One queue. Lists of partitions are sorted."""
 
@@ -74,6 +84,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     """How long the right lasts without a heartbeat from its holder."""
     consumer_right_runs: list[str] = []
     """The known runs (processes) of the holder, the newest last: only the newest may give the right up."""
+    restores: list[RestorePoint] = []
+    """The restores of this queue, the newest last."""
 
     @property
     def unfinished(self) -> str:
@@ -198,8 +210,24 @@ class CallRecorded(msgspec.Struct, array_like=True, gc=False, tag=9):
     at: int
 
 
+class QueueRestored(msgspec.Struct, array_like=True, gc=False, tag=10):
+    """A queue was restored from a backup. No stream has its consumer right."""
+
+    incarnation: int
+    point: RestorePoint
+
+
 CatalogRecord: TypeAlias = (
-    Created | Updated | PartitionsChanged | Deleted | FilesRemoved | AdoptionBegun | AdoptionFinished | ConsumerRightSet | CallRecorded
+    Created
+    | Updated
+    | PartitionsChanged
+    | Deleted
+    | FilesRemoved
+    | AdoptionBegun
+    | AdoptionFinished
+    | ConsumerRightSet
+    | CallRecorded
+    | QueueRestored
 )
 
 
@@ -461,12 +489,21 @@ def _consumer_right_set(state: CatalogState, record: ConsumerRightSet) -> None:
     state.change(record.incarnation, **right)
 
 
+def _queue_restored(state: CatalogState, record: QueueRestored) -> None:
+    entry = state.entries.get(record.incarnation)
+    if entry is not None:
+        _consumer_right_set(state, ConsumerRightSet(record.incarnation, ""))
+        state.change(record.incarnation, restores=[*entry.restores, record.point])
+    state.calls.watermark = max(state.calls.watermark, record.point.at)
+
+
 def _call_recorded(state: CatalogState, record: CallRecorded) -> None:
     state.calls.put([record.call], [RememberedAnswer(record.incarnation)], record.at, MIN_RESULT_MEMORY)
 
 
 _APPLY: dict[type, Callable[[CatalogState, Any], None]] = {
     CallRecorded: _call_recorded,
+    QueueRestored: _queue_restored,
     AdoptionBegun: _adoption_begun,
     AdoptionFinished: _adoption_finished,
     ConsumerRightSet: _consumer_right_set,
@@ -501,6 +538,7 @@ class _EntryImage(msgspec.Struct, array_like=True):
     consumer_right_holder: str = ""
     consumer_right_timeout: int = 0
     consumer_right_runs: list[str] = []
+    restores: list[RestorePoint] = []
 
 
 class _CatalogImage(msgspec.Struct, array_like=True):

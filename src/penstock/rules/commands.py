@@ -186,6 +186,15 @@ class Drop(msgspec.Struct, gc=False):
     runs: list[int]
 
 
+class Restore(msgspec.Struct, gc=False):
+    """Make a partition of a restored backup differ from every other copy of it (rules/restore.py)."""
+
+    at: int
+    """When the backup was restored (wall)."""
+    first_lease: int
+    """A random number, the same for all partitions of a restored queue; see `draw_first_lease`."""
+
+
 class PutCursor(msgspec.Struct, gc=False):
     """Create or move a cursor: it has read everything before `offset`, and retention keeps everything from there on."""
 
@@ -283,6 +292,7 @@ Command: TypeAlias = (
     | Seek
     | Redrive
     | Drop
+    | Restore
     | PutCursor
     | ForgetCursor
     | Send

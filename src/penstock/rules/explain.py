@@ -9,11 +9,11 @@ from penstock.rules.fences import Fence
 from penstock.rules.item_states import ItemState
 from penstock.rules.keys import KeyLine
 from penstock.rules.outbox import moved_to, unpack_destination
+from penstock.rules.restore import no_item_error
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import RunSet
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import SECOND, Moment
-from penstock.words.errors import InvalidRequest
 from penstock.words.ids import format_id
 
 LOST = "lost: damage took its bytes"
@@ -45,7 +45,7 @@ def explain(state: State, partition: int, offset: int, now: Moment, blocks: Bloc
     """
     found = state.state_of(offset)
     if found is None:
-        raise InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+        raise no_item_error(state, offset)
     if found is ItemState.LEASED:
         return _leased(state, offset, now)
     if found is ItemState.SCHEDULED:

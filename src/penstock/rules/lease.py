@@ -115,7 +115,7 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
     state.leases.add(lease)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
     if epoch > state.epoch:  # damage took the record of that opening; its lease numbers must not be given again
-        state.epoch, state.leases_given = epoch, 0
+        state.epoch, state.leases_given = epoch, state.first_lease
     state.leases_given = max(state.leases_given, given)
 
 

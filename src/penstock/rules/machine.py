@@ -8,7 +8,7 @@ Owns: the two tables that give each command and each record its function.
 from collections.abc import Callable
 from typing import Any
 
-from penstock.rules import admin, commands, lease, outbox, produce, records, resize, retention, settle, timers, waiting_items
+from penstock.rules import admin, commands, lease, outbox, produce, records, resize, restore, retention, settle, timers, waiting_items
 from penstock.rules.state import BlockSource, State
 from penstock.rules.timers import decide_due
 from penstock.words.clock import Moment
@@ -29,6 +29,7 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.Seek: admin.decide_seek,
     commands.Redrive: admin.decide_redrive,
     commands.Drop: retention.decide_drop,
+    commands.Restore: restore.decide_restore,
     commands.PutCursor: retention.decide_put_cursor,
     commands.ForgetCursor: retention.decide_forget_cursor,
     commands.Send: outbox.decide_send,
@@ -65,6 +66,7 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.RedrivenInPlace: admin.apply_redriven,
     records.Lost: admin.apply_lost,
     records.Dropped: retention.apply_dropped,
+    records.Restored: restore.apply_restored,
     records.CursorMoved: retention.apply_cursor_moved,
     records.CursorReleased: retention.apply_cursor_released,
     records.Sent: outbox.apply_sent,

@@ -352,6 +352,14 @@ class CallAnswered(msgspec.Struct, array_like=True, gc=False, tag=30):
     answers: list[RememberedAnswer]
 
 
+class Restored(msgspec.Struct, array_like=True, gc=False, tag=33):
+    """The partition was restored from a backup: the next offset is `offset`, and none before it is given any more."""
+
+    offset: int
+    first_lease: int
+    """Lease numbers of every opening begin after this one, which no other copy of the partition has."""
+
+
 StateRecord: TypeAlias = (
     Opened
     | Configured
@@ -385,6 +393,7 @@ StateRecord: TypeAlias = (
     | Cancelled
     | Rescheduled
     | CallAnswered
+    | Restored
 )
 Record: TypeAlias = Produced | StateRecord
 

@@ -8,6 +8,7 @@ The record is written and synced before the files are changed. A crash in betwee
 from penstock.rules.commands import Drop, ForgetCursor, ItemCount, PutCursor
 from penstock.rules.outbox import forget_moved
 from penstock.rules.records import CursorMoved, CursorReleased, Dropped, Record
+from penstock.rules.restore import check_not_in_hole
 from penstock.rules.runs import RunSet, count, offsets, pairs
 from penstock.rules.state import BlockSource, State
 from penstock.words.batch import check_name
@@ -76,6 +77,7 @@ def decide_put_cursor(state: State, command: PutCursor, now: Moment, blocks: Blo
         raise InvalidRequest("the cursor has no name; give it one")
     check_name("cursor", command.name)
     check_range("offset", command.offset, 0, state.next_offset)
+    check_not_in_hole(state, command.offset)
     if state.cursors.get(command.name) == command.offset:
         return [], ItemCount(0)
     return [CursorMoved(command.name, command.offset)], ItemCount(0)

@@ -145,6 +145,10 @@ class State:
         """Items of `completed` that were cancelled, and whose bytes retention has not deleted."""
         self.dropped = RunSet()
         """Items that are completed and whose bytes retention deleted."""
+        self.holes = RunSet()
+        """Offsets that were never given, because a restore skipped them; they are in `completed` and `dropped`, too."""
+        self.first_lease = 0
+        """The lease numbers of an opening begin after this one; 0: the partition was never restored."""
         self.buried_dropped = 0
         """How many of `dropped` were buried before."""
         self.cursors: dict[str, int] = {}
@@ -237,7 +241,7 @@ class State:
 
     def state_of(self, offset: int) -> ItemState | None:
         """The state of an item; None if it was never produced."""
-        if not 0 <= offset < self.next_offset:
+        if not 0 <= offset < self.next_offset or offset in self.holes:
             return None
         if offset not in self.outside_lanes or offset in self.passed_over:
             return ItemState.READY
@@ -260,7 +264,7 @@ class State:
         scheduled, completed, buried, moving = len(self.scheduled), len(self.completed), len(self.buried_set), len(self.moving)
         leased = self.next_offset - ready - scheduled - completed - buried - moving
         cancelled = len(self.cancelled)
-        return Counts(ready, scheduled, leased, completed - cancelled, buried, moving, cancelled)
+        return Counts(ready, scheduled, leased, completed - cancelled - self.holes.total, buried, moving, cancelled)
 
     def due_by(self, by_wall: bool) -> Callable[[CalendarEntry], list[int]]:
         """Gives the runs of the items that an entry of a calendar makes ready: scheduled items, each by one entry.
@@ -287,6 +291,11 @@ class State:
         """The item that was produced with a dedup id within its window; None for none, or if that was cancelled."""
         found = self.dedup.get(dedup_id, now)
         return None if found is not None and found in self.cancelled else found
+
+    @property
+    def produced(self) -> int:
+        """How many items were ever produced."""
+        return self.next_offset - self.holes.total
 
     def next_due(self) -> tuple[int | None, int | None]:
         """When the next lease, schedule or ttl comes due: by elapsed time and by wall time."""

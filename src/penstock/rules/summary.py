@@ -44,6 +44,8 @@ class Summary(msgspec.Struct, array_like=True):
     calls_until: int = NEVER
     """The elapsed time from which on it remembers no call."""
     parked_keys: int = 0
+    produced: int = -1
+    """How many items were ever produced; -1: as many as `next_offset`, in a summary of an earlier version."""
 
     @property
     def ready(self) -> int:
@@ -90,6 +92,7 @@ def summarize(state: State, size_bytes: int) -> Summary:
         moment=state.moment,
         calls_until=state.calls.latest_deadline(),
         parked_keys=len(state.keys.parked),
+        produced=state.produced,
     )
 
 

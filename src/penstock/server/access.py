@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.operations import (
     CreateQueue,
+    CutLogs,
     DescribeOwner,
     EnsureQueue,
     ExplainItem,
@@ -94,7 +95,7 @@ class Access:
         kind = type(operation)
         if kind in _FILTERED:
             return self._narrowed(operation)
-        if kind is DescribeOwner or not (operation.queue or kind in _NAMED):
+        if kind in (DescribeOwner, CutLogs) or not (operation.queue or kind in _NAMED):
             raise AccessDenied(
                 f"{kind.__name__} needs an API key for all queues, and {self._who} allows only {self._allowed}; use another key"
             )

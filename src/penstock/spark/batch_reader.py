@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.reports import QueueDescription
+from penstock.rules.runs import RunSet, pairs
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.queue_tables import DeadLetterPartition, QueueTables
 from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, item_bounds, sequence_bounds
@@ -90,8 +91,9 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescrip
     starts = first_positions(_checked(options), tables, queue, bounds)
     stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, bounds)
     ranges = _ranges(queue, starts, {number: min(stop, bounds.stop[number]) for number, stop in stops.items()})
-    total = sum(stop - start for start, stop in ranges.values())
-    for number, (start, stop) in ranges.items():
+    runs = [(number, *run) for number, one in ranges.items() for run in pairs(RunSet(one).subtract(tables.holes(queue, number)))]
+    total = sum(stop - start for _, start, stop in runs)
+    for number, start, stop in runs:
         pieces = -(-options.min_partitions * (stop - start) // total)
         cuts = tables.item_cuts(queue, number, start, stop, pieces)
         for low, high in zip([start, *cuts], [*cuts, stop], strict=True):

@@ -16,7 +16,7 @@ from penstock.logs.log import Gap, LogRange, ReadableLog
 from penstock.loop.partition_reader import PartitionReader
 from penstock.operations import FindQueue, Home, ListCursors, ListQueues
 from penstock.reports import QueueDescription
-from penstock.rules.runs import RunSet
+from penstock.rules.runs import RunSet, count
 from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.tables import dead, events, items, state
 from penstock.words.limits import MIB
@@ -97,13 +97,22 @@ class QueueTables:
 
     def missing(self, queue: QueueDescription, partition: int, start: int, stop: int) -> list[int]:
         """Flat runs of the item offsets in [start, stop) that retention or damage had removed at the last `refresh`."""
+        state = self._reader(queue, partition).state
+        gone = RunSet(state.dropped.within(start, stop))
+        gone.add_all(state.lost.within(start, stop))
+        return gone.subtract(state.holes.runs)
+
+    def holes(self, queue: QueueDescription, partition: int) -> list[int]:
+        """Flat runs of the offsets that were never given, because the queue was restored from a backup."""
+        if not queue.restores:
+            return []
+        return self._reader(queue, partition).state.holes.runs
+
+    def _reader(self, queue: QueueDescription, partition: int) -> PartitionReader:
         key = queue.incarnation, partition
         if key not in self._readers:
             self._readers[key] = PartitionReader(self._home.log(*key), self._home.clock)
-        state = self._readers[key].state
-        gone = RunSet(state.dropped.within(start, stop))
-        gone.add_all(state.lost.within(start, stop))
-        return gone.runs
+        return self._readers[key]
 
     def cursor(self, incarnation: int, name: str) -> dict[int, int]:
         """The position of a cursor in each partition of a queue that has it."""
@@ -116,7 +125,7 @@ class QueueTables:
         for a task; between frames where possible, so that few frames are read by two tasks."""
         with closing(self._home.log(queue.incarnation, partition)) as log:
             bounds = log.readable_range()
-            share = (stop - start) / max(1, bounds.end - bounds.start)
+            share = (stop - start) / max(1, bounds.end - bounds.start - count(self.holes(queue, partition)))
             pieces = max(pieces, round(share * log.size_bytes() / TASK_BYTES), 1)
             cuts: list[int] = []
             for cut in [start + (stop - start) * number // pieces for number in range(1, pieces)]:

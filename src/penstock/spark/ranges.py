@@ -51,6 +51,8 @@ def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDes
         return dict(bounds.stop)
     if isinstance(given, dict):
         chosen = {partition: _check_start(options, queue, bounds, partition, number) for partition, number in given.items()}
+        for partition, number in chosen.items() if options.table == "items" else ():
+            _check_not_in_hole(number, partition, tables.holes(queue, partition))
         return {**bounds.start, **chosen}
     known = tables.cursor(queue.incarnation, options.cursor) if given is None and options.cursor else {}
     return {partition: max(start, known.get(partition, 0)) for partition, start in bounds.start.items()}
@@ -83,6 +85,15 @@ def _check_start(options: SourceOptions, queue: QueueDescription, bounds: Partit
             f"give {start} or more, earliest, or failOnDataLoss=false"
         )
     return max(number, start)
+
+
+def _check_not_in_hole(number: int, partition: int, holes: Sequence[int]) -> None:
+    for start, stop in pairs(holes):
+        if start < number < stop:
+            raise InvalidRequest(
+                f"startingOffsets gives partition {partition} the offset {number}, which is not in the backup from which the queue was "
+                f"restored; give {start}, where the backup ends, or {stop}, where new items begin"
+            )
 
 
 # -- cuts between tasks --------------------------------------------------------------------------------

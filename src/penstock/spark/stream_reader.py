@@ -22,7 +22,15 @@ from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.spark.broker_access import ask_present_owner, open_home
 from penstock.spark.options import SourceOptions
-from penstock.spark.positions import StreamPosition, end_of_batch, parse_position, unread_count
+from penstock.spark.positions import (
+    StreamPosition,
+    check_not_after_backup,
+    end_at_hole,
+    end_of_batch,
+    last_restore,
+    parse_position,
+    unread_count,
+)
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.ranges import PartitionBounds, Split, first_positions, item_bounds, sequence_bounds, split, starts_at_latest
 from penstock.words.errors import InvalidRequest, QueueNotFound
@@ -67,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at = first_positions(self._options, self._opened, queue, bounds)
             # "latest" is resolved here. An empty first batch saves it in the checkpoint before anything is read.
             self._first_empty = starts_at_latest(self._options)
-            self._initial = StreamPosition(queue.incarnation, self._options.table, at, self._missing_counts(queue, at, bounds.stop))
+            self._initial = self._position(queue, at, bounds)
         return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -86,15 +94,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         goal = bounds.stop if self._goal is None else self._goal
         if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
             goal = {}
+        at, goal = self._without_holes(queue, at, goal)
         at = end_of_batch(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        return StreamPosition(queue.incarnation, before.table, at, self._missing_counts(queue, at, bounds.stop)).to_offset()
+        return self._position(queue, at, bounds).to_offset()
+
+    def _position(self, queue: QueueDescription, at: dict[int, int], bounds: PartitionBounds) -> StreamPosition:
+        missing = self._missing_counts(queue, at, bounds.stop)
+        return StreamPosition(queue.incarnation, self._options.table, at, missing, last_restore(queue))
+
+    def _without_holes(
+        self, queue: QueueDescription, at: Mapping[int, int], goal: Mapping[int, int]
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Where a micro-batch begins and at most ends, so that it has no offsets that a restore skipped."""
+        if not queue.restores or self._options.table == "events":
+            return dict(at), dict(goal)
+        ends = {partition: end_at_hole(at.get(partition, 0), end, self._opened.holes(queue, partition)) for partition, end in goal.items()}
+        begins = {partition: start for partition, (start, _) in ends.items() if start}
+        return {**at, **begins}, {partition: end for partition, (_, end) in ends.items()}
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._goal = dict(self._bounds(self._find_queue()).stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         queue = self._opened.find(self._options.queue)
-        return StreamPosition(queue.incarnation, self._options.table, dict(self._bounds(queue).stop)).to_offset()
+        return StreamPosition(queue.incarnation, self._options.table, dict(self._bounds(queue).stop), {}, last_restore(queue)).to_offset()
 
     # -- rows ----------------------------------------------------------------------------------------
 
@@ -103,13 +126,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         queue = self._find_queue()
         first, last = self._check_position(queue, start), self._check_position(queue, end)
         wanted: dict[int, list[int]] = {}
+        events = self._options.table == "events"
         for partition, stop in last.at.items():
             begins = max(first.at.get(partition, 0), self._lowest)
             missing = self._missing(queue, partition, begins, stop)
             if count(missing) > first.missing.get(partition, 0) - last.missing.get(partition, 0):
                 self._raise_lost(queue, partition, missing)
-            wanted[partition] = RunSet((begins, stop)).subtract(missing)
-        events = self._options.table == "events"
+            never = [] if events else self._opened.holes(queue, partition)
+            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(never)
         parts = self._cut_at_bases(queue, wanted) if events else split(wanted, self._options.min_partitions)
         return [StreamTask(queue.incarnation, part) for part in parts]
 
@@ -196,6 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint is of table {position.table}, and table {self._options.table} is asked for; "
                 f"read table {position.table}, or start with a new checkpointLocation"
             )
+        check_not_after_backup(position, queue)
         return position
 
     # -- missing rows ----------------------------------------------------------------------------------

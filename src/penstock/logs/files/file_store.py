@@ -11,22 +11,24 @@ Owns: `FileStore`. Layout: `<root>/penstock.json`, `<root>/LOCK`,
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import nullcontext, suppress
+
+import msgspec
 
 from penstock.logs.disk_threads import DiskThreads
 from penstock.logs.files.filelog import FileLog
-from penstock.logs.files.filesystem import Files, SystemFiles, storage_failed, sync_parents
+from penstock.logs.files.filesystem import Files, SystemFiles, read_file, storage_failed, sync_parents
 from penstock.logs.files.inbox import FileInbox
 from penstock.logs.files.lock import LOCK_ATTEMPTS, DirectoryLock, LockHolder, read_holder, take_lock
 from penstock.logs.files.published_log import PublishedLog
 from penstock.logs.files.root import FORMAT, LOGS, Marker, Root, check_order, nearest, parse_roots, read_marker, root_id, write_marker
-from penstock.logs.files.segment import LogId
-from penstock.logs.files.sidefiles import read_summary
+from penstock.logs.files.segment import LOG, LogId, parse_name
+from penstock.logs.files.sidefiles import SYNCED, SyncedPosition, file_size, read_summary, unpack_synced
 from penstock.logs.log import DURABILITIES, SEGMENT_BYTES, Durability
-from penstock.logs.store import CATALOG
+from penstock.logs.store import CATALOG, LogPosition
 from penstock.words.clock import Clock, SystemClock
-from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, StorageFailed
+from penstock.words.errors import BrokerClosed, BrokerLocked, CorruptLog, InvalidRequest, QueueBusy, StorageFailed
 from penstock.words.limits import check_range
 
 MIN_FREE_BYTES = 1024 * 1024
@@ -177,6 +179,36 @@ class FileStore:
             with suppress(OSError):
                 found[number] = self.files.free_bytes(root.path)
         return found
+
+    def directories(self) -> list[str]:
+        return [root.path for root in self.roots]
+
+    def positions(self, incarnations: Container[int]) -> list[LogPosition]:
+        self._check_open()
+        opened = {log.log_id: log for log in list(self._logs) if not log.closed}
+        found = []
+        for log_id in sorted([*self._roots_by_log]):
+            if log_id.incarnation in incarnations:
+                log, directory = opened.get(log_id), self.path_of(*log_id)
+                synced = log.synced if log is not None else None
+                if log is not None and synced is None:
+                    raise QueueBusy(f"partition {log_id.partition} of {log_id.incarnation:016x} is being opened; try again in a moment")
+                found.append(_position(log_id, directory, synced) if synced is not None else self._closed_position(log_id, directory))
+        return found
+
+    def _closed_position(self, log_id: LogId, directory: str) -> LogPosition:
+        """The end of a log that is not open. If its owner was killed, it may end after its published position."""
+        try:
+            names = sorted(name for name in map(parse_name, self.files.list(directory)) if name is not None)
+            raw = read_file(self.files, f"{directory}/{SYNCED}") or b""
+            if not names:
+                return LogPosition(*log_id, directory, "", 0, raw)
+            size, synced = file_size(self.files, f"{directory}/{names[-1]}{LOG}"), unpack_synced(raw)
+        except OSError as error:
+            raise storage_failed(error, "reading", directory) from error
+        if synced is not None and (synced.segment, synced.position) == (names[-1], size):
+            return _position(log_id, directory, synced)
+        return LogPosition(*log_id, directory, str(names[-1]), size, raw)
 
     def note_opened(self) -> None:
         """The opening of the broker has ended, and not by the end of its process."""
@@ -347,6 +379,12 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def _position(log_id: LogId, directory: str, synced: SyncedPosition) -> LogPosition:
+    """The position of a log that ends where it is synced. A copy of it is synced by fsync in every durability mode."""
+    copied = msgspec.structs.replace(synced, durability="fsync").pack()
+    return LogPosition(*log_id, directory, str(synced.segment), synced.position, copied, synced.offset, synced.sequence)
 
 
 def _log_id(incarnation: int, partition: int) -> LogId:

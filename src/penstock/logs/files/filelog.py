@@ -19,7 +19,7 @@ from penstock.logs.files.recovery import LogOpening
 from penstock.logs.files.rewrite import check_removable, install_rewritten, write_rewritten
 from penstock.logs.files.segment import LogId
 from penstock.logs.files.segment_files import SegmentFiles
-from penstock.logs.files.sidefiles import segment_missing
+from penstock.logs.files.sidefiles import SyncedPosition, segment_missing
 from penstock.logs.frame import LEVEL, MIN_BODY_BYTES, Compression, FrameEncoder
 from penstock.logs.log import ENDLESS, Draft, Durability, Frame, FrameType, Gap, LogRange, SegmentFacts
 from penstock.rules.runs import RunSet
@@ -91,6 +91,11 @@ class FileLog:
     def sequence(self) -> int:
         """The sequence of the last frame; 0 if there is none."""
         return self._writer.sequence
+
+    @property
+    def synced(self) -> SyncedPosition | None:
+        """How far it is durable; None while it is being opened. Any thread may ask."""
+        return None if self._state is LogState.NOT_RECOVERED else self._writer.synced
 
     @property
     def unsynced(self) -> bool:

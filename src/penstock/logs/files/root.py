@@ -55,6 +55,8 @@ def _root(given: "str | os.PathLike[str] | tuple[str | os.PathLike[str], float] 
 
 
 MARKER, LOGS, INBOX, ANSWERS, SOCKET, KEYS = "penstock.json", "logs", "inbox", "answers", "socket", "keys"
+RESTORING, BACKUP_FILES = "restore.unfinished", ("backup.json", "backup.unfinished")
+"""Names in a directory into which a backup is being restored, and in a backup."""
 FORMAT = 2
 """2: logs remember calls. An owner raises the number of an older root before it writes anything else."""
 _OURS = {MARKER, MARKER + TEMPORARY, LOCK, LOGS, INBOX, ANSWERS, SOCKET, KEYS}
@@ -107,6 +109,10 @@ def read_marker(files: Files, root: str) -> Marker | None:
     except OSError as error:
         raise storage_failed(error, "reading", root) from error
     marker = parse_marker(raw, root) if raw is not None else None
+    if marker is None and RESTORING in names:
+        raise InvalidRequest(f"a backup is being restored into {root}, or its restore was cut off; restore it again, or wait")
+    if marker is None and names & set(BACKUP_FILES):
+        raise InvalidRequest(f"{root} is a backup; restore it into another directory (penstock restore), and open that")
     if marker is None and names - _OURS:
         other = sorted(names - _OURS)[0]
         raise InvalidRequest(f"{root} is not a Penstock directory and not empty (it holds {other!r}); give an empty or a new one")

@@ -203,10 +203,11 @@ def read_summary(files: Files, directory: str) -> bytes | None:
     end = unpack_synced(synced)
     if magic != SUMMARY_MAGIC or version != SUMMARY_VERSION or value(content) != checksum or described != synced or end is None:
         return None
-    return body if end.segment == segments[-1] and _size(files, f"{directory}/{end.segment}{LOG}") == end.position else None
+    return body if end.segment == segments[-1] and file_size(files, f"{directory}/{end.segment}{LOG}") == end.position else None
 
 
-def _size(files: Files, path: str) -> int:
+def file_size(files: Files, path: str) -> int:
+    """The size of a file in bytes."""
     handle = files.open(path, "read")
     try:
         return files.size(handle)
