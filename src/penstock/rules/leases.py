@@ -9,6 +9,7 @@ the numbers of leases that completed all their items, as runs; and for a while t
 from collections import Counter
 from heapq import heapify, heappop, heappush
 from itertools import repeat
+from sys import byteorder
 
 from penstock.rules.heaps import in_order
 from penstock.rules.records import Leased, pack_keys, unpack_keys
@@ -67,7 +68,7 @@ class LiveLease:
         """Key ids of the open items, without NO_KEY."""
         if self._open is not None:
             return [key for _, key in self._open.values() if key]
-        return [key for _, _, _, packed in self.given if packed for key in unpack_keys(packed) if key]
+        return [key for key in unpack_keys(b"".join([packed for _, _, _, packed in self.given])) if key]
 
     @property
     def items_per_key(self) -> "Counter[int]":
@@ -115,8 +116,10 @@ def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
             size = 8 * (stop - start)
             given.append((start, stop, take.lane, take.keys[at : at + size]))
             at += size
-    lines = record.line_takes
-    return given + [(take.start, take.stop, take.lane, pack_keys([take.key]) * (take.stop - take.start)) for take in lines]
+    for line_take in record.line_takes:
+        start, stop = line_take.start, line_take.stop
+        given.append((start, stop, line_take.lane, line_take.key.to_bytes(8, byteorder) * (stop - start)))
+    return given
 
 
 class Leases:

@@ -51,6 +51,16 @@ def from_offsets(values: Iterable[int]) -> list[int]:
     return runs
 
 
+def complement(runs: Iterable[int], start: int, stop: int) -> list[int]:
+    """Flat runs of the offsets of [start, stop) that are not in `runs`, which are ascending and inside it."""
+    found: list[int] = []
+    for low, high in pairs(runs):
+        if start < low:
+            found += (start, low)
+        start = high
+    return [*found, start, stop] if start < stop else found
+
+
 class RunSet:
     """A set of offsets kept as ascending, disjoint, non-touching runs."""
 
@@ -176,14 +186,7 @@ class RunSet:
 
     def missing(self, start: int, stop: int) -> list[int]:
         """The part of [start, stop) outside the set, as flat runs."""
-        found: list[int] = []
-        for low, high in pairs(self.within(start, stop)):
-            if start < low:
-                found += (start, low)
-            start = high
-        if start < stop:
-            found += (start, stop)
-        return found
+        return complement(self.within(start, stop), start, stop)
 
     def first_missing(self, start: int) -> int:
         """The lowest offset at or above `start` that is not in the set."""
