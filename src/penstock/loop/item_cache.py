@@ -94,12 +94,14 @@ class ItemCache:
         self._cached: dict[int, CachedItems] = {}
         self._bases: list[int] = []
         self._bytes = 0
-        self._read_to = 0  # where the last read ended: items before it are the least likely to be wanted
+        self._read: dict[int, None] = {}
+        """The bases of the entries that were read, the least recently read first: these are removed first."""
+        self._last_read: CachedItems | None = None
 
     def put(self, record: Produced, wall: int) -> None:
         """Cache produced items, if there is room."""
         if self._bytes > CACHE_BYTES:
-            if self._bases[0] >= self._read_to:
+            if not self._read:
                 return
             self._remove_read()
         self._add(ProducedItems(record, wall))
@@ -114,8 +116,9 @@ class ItemCache:
                 gaps, reached = self._fetch(start, stop)
                 cached = self._find(start)
             if cached is not None:
+                self._note_read(cached)
                 yield cached
-                start = self._read_to = cached.stop
+                start = cached.stop
                 continue
             gap = next((gap for gap in gaps if gap.start <= start < gap.stop), None)
             if gap is not None:
@@ -137,7 +140,14 @@ class ItemCache:
     def collect(self, runs: Sequence[int]) -> ReadResult:
         """Read the items of `runs`."""
         found = ReadResult([], [], [])
+        cached: CachedItems | None = None
         for start, stop in pairs(runs):
+            if cached is None or not cached.base <= start < cached.stop:
+                cached = self._find(start)
+            if cached is not None and stop <= cached.stop:  # the common case: within one frame
+                self._note_read(cached)
+                found.parts.append((cached, start, stop))
+                continue
             at = start
             for one in self.read(start, stop):
                 first, end = (one.start, one.stop) if isinstance(one, Gap) else (one.base, one.stop)
@@ -152,6 +162,12 @@ class ItemCache:
                 found.absent.extend((at, stop))
         return found
 
+    def _note_read(self, cached: CachedItems) -> None:
+        if cached is not self._last_read:
+            self._last_read = cached
+            self._read.pop(cached.base, None)
+            self._read[cached.base] = None
+
     def _find(self, offset: int) -> CachedItems | None:
         at = bisect_right(self._bases, offset) - 1
         if at < 0:
@@ -161,9 +177,9 @@ class ItemCache:
 
     def _fetch(self, start: int, stop: int) -> tuple[list[Gap], int]:
         """Cache about FETCH_BYTES from `start` on. Gives the gaps, and the offset up to which the log was read."""
-        if self._bytes > CACHE_BYTES // 2:
+        if self._bytes > CACHE_BYTES:
             self._remove_read()
-        if self._bytes > CACHE_BYTES // 2:
+        if self._bytes > CACHE_BYTES:
             self.clear()
         stop = max(stop, start + READ_AHEAD_ITEMS)
         gaps: list[Gap] = []
@@ -186,7 +202,9 @@ class ItemCache:
         self._add(read)
 
     def _remove(self, low: int, high: int) -> None:
-        self._bytes -= sum(self._cached.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
+        for base in self._bases[low:high]:
+            self._bytes -= self._cached.pop(base).size_bytes + ENTRY_BYTES
+            self._read.pop(base, None)
         del self._bases[low:high]
 
     def _add(self, cached: CachedItems) -> None:
@@ -198,12 +216,17 @@ class ItemCache:
             self._bases.append(cached.base)
 
     def _remove_read(self) -> None:
-        """Remove everything before the end of the last read."""
-        self._remove(0, bisect_left(self._bases, self._read_to))
+        """Remove what was read, the least recently read first, until half of the room is free."""
+        while self._read and self._bytes > CACHE_BYTES // 2:
+            at = bisect_left(self._bases, next(iter(self._read)))
+            self._remove(at, at + 1)
+        self._last_read = None
 
     def clear(self) -> None:
         self._cached.clear()
         self._bases.clear()
+        self._read.clear()
+        self._last_read = None
         self._bytes = 0
 
 

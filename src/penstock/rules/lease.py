@@ -246,7 +246,10 @@ class LeasePlan:
         return self._may_go(best.rank[1], None) and self._take_heads(lane, second)
 
     def _take_heads(self, lane: int, second: tuple[int, int, bool, int, int] | None) -> bool:
-        """Take key after key from the heads of a lane, as long as no other candidate is better; False if the plan must stop."""
+        """Take key after key from the heads of a lane, as long as no other candidate is better.
+
+        False if the plan must stop.
+        """
         unread, closed, free_keys = self._unread(None), self._closed_keys, self._free_keys[lane]
         found = self._top_heads[lane]
         while found is not None:
