@@ -369,6 +369,13 @@ class FrameColumns:
     def _all_items(self) -> Batch:
         return self._decode(0, self._count)
 
+    def gather(self, chosen: Sequence[int]) -> Batch:
+        """The items at these offsets, in that order."""
+        base = self.base
+        if len(chosen) * 32 < self._count and "_all_items" not in vars(self):
+            return Batch.join([self._decode(offset - base, offset - base + 1) for offset in chosen])
+        return self._all_items.take([offset - base for offset in chosen])
+
     def _decode(self, low: int, high: int) -> Batch:
         found: dict[str, Any] = {_COLUMNS[name]: column.values(low, high) for name, column in self.stored.items()}
         for name in _TEXTS & found.keys():

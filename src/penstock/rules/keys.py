@@ -236,11 +236,15 @@ class KeyLines:
 
         `want` is about how many will be read: if that is a good part of them, it is cheaper to sort them all.
         """
-        heads = self.free_heads[lane]
+        heads, mapped, fences = self.free_heads[lane], self.by_key, self.fences
         for entry in sorted(heads) if len(heads) <= want * BULK else in_order(heads):
-            line = self.head(lane, *entry)
-            if line is not None:
-                yield entry, line
+            position, start, key = entry
+            line = mapped.get(key)  # as in `head`: this is the innermost loop of leases with many keys
+            if type(line) is KeyLine and not line.lease and not line.backing_off and not line.parked:
+                at, numbers = line.waiting.at, line.waiting.numbers
+                if at < len(numbers) and numbers[at] == start and numbers[at + 3] == position and numbers[at + 2] == lane:
+                    if not fences or position < fences.waits_from(key):
+                        yield entry, line
 
     def first_free(self, lane: int) -> KeyLine | None:
         """The line of the first free key of a lane."""

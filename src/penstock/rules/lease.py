@@ -110,8 +110,7 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
         _apply_take(state, take, record.lease, now)
     if record.line_takes:
         state.keys.take(record.line_takes, record.lease)
-        for line_take in record.line_takes:
-            state.passed_over.remove(line_take.start, line_take.stop)
+        state.passed_over.remove_later([edge for take in record.line_takes for edge in (take.start, take.stop)])
     state.leases.add(lease)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
     if epoch > state.epoch:  # damage took the record of that opening; its lease numbers must not be given again
@@ -251,36 +250,40 @@ class LeasePlan:
         False if the plan must stop.
         """
         unread, closed, free_keys = self._unread(None), self._closed_keys, self._free_keys[lane]
+        aging, now, worst, moved = self.state.policy.priority_aging, self.now, self._worst_rank, self._moved_slots
         found = self._top_heads[lane]
         while found is not None:
-            (_, _, key), line = found
-            if self._moved_slots is not None and self._moved_slots.is_stray_key(key):
+            (_, start, key), line = found
+            if moved is not None and moved.is_stray_key(key):
                 waiting = (offset for run in line.waiting for offset in range(run.start, run.stop))
                 self.strays = list(islice(waiting, STRAY_ITEMS))
                 return False
-            self._take_head(key, line)
+            closed.add(key)
+            if self.per_key == 1:
+                self.line_takes.append(LineTake(key, lane, start, start + 1))
+                self._took_run(start, start + 1)
+            else:
+                self._take_unit(key, line)
             if not self.room:
                 break
-            found = next(free_keys, None)
-            while found is not None and found[0][2] in closed:
-                found = next(free_keys, None)
+            for found in free_keys:
+                if found[0][2] not in closed:
+                    break
+            else:
+                found = None
             self._top_heads[lane] = found
             if found is None:
                 break
-            rank = self._rank_of_head(lane, *found)
-            if second is not None and rank >= second:
+            (position, start, _), line = found
+            since = line.waiting.numbers[line.waiting.at + 4]
+            priority = aged_priority(lane, since, aging, now) if aging else lane
+            if second is not None and (priority, position, position == start, since, lane) >= second:
                 break
-            if self._beyond_worst_rank(Rank(rank[0], rank[3])):
+            if worst is not None and (priority, since) > worst:
                 break  # an older candidate of its priority may still be good enough: the next step finds out
-            if rank[1] > unread and not self._may_go(rank[1], None):
+            if position > unread and not self._may_go(position, None):
                 return False
         return True
-
-    def _rank_of_head(self, lane: int, entry: tuple[int, int, int], line: KeyLine) -> tuple[int, int, bool, int, int]:
-        """The rank of a candidate that is the head of a key line."""
-        position, start, _ = entry
-        since = line.waiting.numbers[line.waiting.at + 4]
-        return (self._aged_priority(lane, since), position, position == start, since, lane)
 
     def _may_go(self, position: int, own_lane: int | None) -> bool:
         """Whether all keyed items before `position` in other lanes have been read; if not, read some of them now."""
@@ -333,18 +336,13 @@ class LeasePlan:
             found = self._top_heads[lane] = next(self._free_keys[lane], None)
         if found is None:
             return None
-        rank = self._rank_of_head(lane, *found)
-        return Candidate(rank, lane, rank[3], is_head=True)
+        (position, start, _), line = found
+        since = line.waiting.numbers[line.waiting.at + 4]
+        return Candidate((self._aged_priority(lane, since), position, position == start, since, lane), lane, since, is_head=True)
 
-    def _take_head(self, key: int, line: KeyLine) -> None:
+    def _take_unit(self, key: int, line: KeyLine) -> None:
         """Take from the front of a key line: as many items as the plan may take of a key."""
-        self._closed_keys.add(key)
         at, numbers = line.waiting.at, line.waiting.numbers
-        if self.per_key == 1:
-            start = numbers[at]
-            self.line_takes.append(LineTake(key, numbers[at + 2], start, start + 1))
-            self._took_run(start, start + 1)
-            return
         allowed = min(self.per_key, self.room)
         unread = self._unread(None)
         limit = self.state.keys.fences.waits_from(key) if self._fenced else ENDLESS

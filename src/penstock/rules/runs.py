@@ -1,12 +1,19 @@
 """Sets of offsets as runs: a contiguous range costs one entry, however long it is.
 
 Owns: `RunSet`, and the flat form of runs in records: `[start, stop, …]`, half open, ascending unless said otherwise.
-Limits: adding at the end is O(1); adding elsewhere is O(log n) plus a memory move of the later runs.
+Limits: adding at the end is O(1); adding elsewhere is O(log n) plus a memory move of the later runs. Scattered changes
+that nobody asks about at once are collected and merged together (`add_later`, `remove_later`).
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+
+
+FEW_CHANGES = 64
+MOST_CHANGES = 65_536
+"""RunSet: so many edges of runs are merged one by one; with more, they are merged although nobody asks."""
+ENDLESS_RUN = (1 << 63, 1 << 63)
 
 
 def pairs(runs: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -61,12 +68,50 @@ def complement(runs: Iterable[int], start: int, stop: int) -> list[int]:
     return [*found, start, stop] if start < stop else found
 
 
+def _union(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of ascending runs; runs that touch are joined."""
+    found: list[tuple[int, int]] = []
+    first, end = -1, -1
+    for start, stop in sorted(some + others):
+        if start > end:
+            found.append((first, end))
+            first, end = start, stop
+        elif stop > end:
+            end = stop
+    return [*found[1:], (first, end)]
+
+
+def _difference(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of ascending runs without others."""
+    found: list[tuple[int, int]] = []
+    each = iter(others)
+    low, high = next(each)
+    for start, stop in some:
+        while high <= start:
+            low, high = next(each, ENDLESS_RUN)
+        while low < stop:
+            if start < low:
+                found.append((start, low))
+            start = high
+            if high >= stop:
+                break
+            low, high = next(each, ENDLESS_RUN)
+        if start < stop:
+            found.append((start, stop))
+    return found
+
+
 class RunSet:
     """A set of offsets kept as ascending, disjoint, non-touching runs."""
 
-    __slots__ = ("_starts", "_stops", "total")
+    __slots__ = ("_changes", "_changes_end", "_removes", "_starts", "_stops", "total")
 
     def __init__(self, runs: Iterable[int] = ()) -> None:
+        self._changes: list[int] = []
+        """Runs of `add_later` or, if `_removes`, of `remove_later`, that are not merged yet."""
+        self._changes_end = 0
+        """The highest offset in `_changes`."""
+        self._removes = False
         self._starts = array("q")
         self._stops = array("q")
         self.total = 0
@@ -77,21 +122,29 @@ class RunSet:
         return self.total
 
     def __contains__(self, offset: int) -> bool:
+        if self._changes:
+            self._merge()
         at = bisect_right(self._starts, offset) - 1
         return at >= 0 and offset < self._stops[at]
 
     def __repr__(self) -> str:
+        if self._changes:
+            self._merge()
         return f"RunSet({self.total} in {len(self._starts)} runs)"
 
     @property
     def runs(self) -> list[int]:
         """All runs, flat."""
+        if self._changes:
+            self._merge()
         return [edge for pair in zip(self._starts, self._stops, strict=True) for edge in pair]
 
     def add(self, start: int, stop: int) -> None:
         """Add [start, stop); some of it may be in the set already."""
         if start >= stop:
             return
+        if self._changes and start < self._changes_end:
+            self._merge()
         starts, stops = self._starts, self._stops
         if not stops or start > stops[-1]:
             starts.append(start)
@@ -102,6 +155,8 @@ class RunSet:
             stops[-1] = stop
             self.total += stop - start
             return
+        if self._changes:
+            self._merge()
         low = bisect_left(stops, start)  # first run that ends at or after start: it touches or overlaps
         high = bisect_right(starts, stop, low)  # first run that begins after stop
         if low == high:
@@ -123,6 +178,8 @@ class RunSet:
         """Remove [start, stop); some of it may not be in the set."""
         if start >= stop:
             return
+        if self._changes:
+            self._merge()
         starts, stops = self._starts, self._stops
         low = bisect_right(stops, start)  # first run that ends after start
         high = bisect_left(starts, stop)  # first run that begins at or after stop
@@ -165,8 +222,50 @@ class RunSet:
         for start, stop in pairs(runs):
             self.remove(start, stop)
 
+    def add_later(self, runs: list[int]) -> None:
+        """Add runs that are not in the set, as far as the caller knows. Scattered ones are merged into it together, at the
+        next question about the set: one by one, each would move all later runs.
+        """
+        self._change_later(runs, removes=False)
+        self.total += count(runs)
+
+    def remove_later(self, runs: list[int]) -> None:
+        """Remove runs that are in the set, as far as the caller knows; like `add_later`."""
+        self._change_later(runs, removes=True)
+        self.total -= count(runs)
+
+    def _change_later(self, runs: list[int], *, removes: bool) -> None:
+        if self._changes and (removes != self._removes or len(self._changes) > MOST_CHANGES):
+            self._merge()
+        self._removes = removes
+        self._changes_end = max(self._changes_end, max(runs)) if self._changes else max(runs, default=0)
+        self._changes += runs
+
+    def _merge(self) -> None:
+        """Do the changes of `add_later` or `remove_later`. If the caller was wrong, `total` is right from now on."""
+        changes, self._changes = self._changes, []
+        if len(changes) < FEW_CHANGES:
+            self.total += count(changes) if self._removes else -count(changes)
+            (self.remove_all if self._removes else self.add_all)(changes)
+            return
+        edges = sorted(pairs(changes))
+        low = bisect_left(self._stops, edges[0][0])
+        touched = list(zip(self._starts[low:], self._stops[low:], strict=True))
+        merged = _difference(touched, edges) if self._removes else _union(touched, edges)
+        self._starts[low:] = array("q", [start for start, _ in merged])
+        self._stops[low:] = array("q", [stop for _, stop in merged])
+        self.total = sum(self._stops) - sum(self._starts)
+
+    def __getstate__(self) -> list[int]:
+        return self.runs
+
+    def __setstate__(self, runs: list[int]) -> None:
+        self.__init__(runs)  # type: ignore[misc]
+
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any of [start, stop) is in the set."""
+        if self._changes:
+            self._merge()
         if not self._stops or start >= self._stops[-1]:
             return False
         return bisect_right(self._stops, start) < bisect_left(self._starts, stop)
@@ -178,6 +277,8 @@ class RunSet:
 
     def within(self, start: int, stop: int) -> list[int]:
         """The part of the set inside [start, stop), as flat runs."""
+        if self._changes:
+            self._merge()
         starts, stops = self._starts, self._stops
         found: list[int] = []
         for at in range(bisect_right(stops, start), bisect_left(starts, stop)):
@@ -190,9 +291,11 @@ class RunSet:
 
     def first_missing(self, start: int) -> int:
         """The lowest offset at or above `start` that is not in the set."""
+        if self._changes:
+            self._merge()
         at = bisect_right(self._starts, start) - 1
         return self._stops[at] if at >= 0 and start < self._stops[at] else start
 
     def clear(self) -> None:
-        del self._starts[:], self._stops[:]
+        del self._starts[:], self._stops[:], self._changes[:]
         self.total = 0

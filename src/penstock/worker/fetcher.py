@@ -342,7 +342,8 @@ class Fetcher:
             self._settler.discard_lease(lease)
             return
         source = ItemSource(self.source.name, result.granted.max_attempts)
-        items = [item for part in result.items for item in items_of(source, result.partition, *part, result.granted.attempts)]
+        partition, attempts = result.partition, result.granted.attempts
+        items = [item for part in result.items for item in items_of(source, partition, part.offsets, *part[1:], attempts)]
         if self._handlers.default is None:
             items = self._with_handler(lease, items)
         if items:
