@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
-from itertools import repeat
+from itertools import dropwhile, repeat
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import check_text, copy_error
@@ -40,7 +40,7 @@ class PartitionLease:
     """The items that one partition leased in one call, and the outcome of each."""
 
     __slots__ = (
-        *("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease"),
+        *("_fork", "_outcomes", "_rest_state", "_units", "attempts", "blocks", "deadline", "incarnation", "lease"),
         *("partition", "source", "timeout"),
     )
 
@@ -58,6 +58,8 @@ class PartitionLease:
         """The states of items that were settled one by one, by offset."""
         self._rest_state = OPEN
         """The state of all other items."""
+        self._units: dict[int, list[int]] | None = None
+        """Offset → all offsets of its key in this lease, in order, for keys that have several."""
         self._fork = forks.count
 
     @property
@@ -117,15 +119,16 @@ class PartitionLease:
 
     def _later_of_keys(self, settled: set[int]) -> list[int]:
         """Open items that come after a settled item of the same key. The queue returns them together with it."""
-        keys: set[int] = set()
-        found = []
-        for block in self.blocks:
-            for offset, key in zip(block.offsets, block.batch.key_ids or (), strict=False):
-                if offset in settled:
-                    keys.add(key)
-                elif key in keys and key != NO_KEY and self.state_of(offset) == OPEN:
-                    found.append(offset)
-        return found
+        if self._units is None:
+            by_key: dict[int, list[int]] = {}
+            for block in self.blocks:
+                for offset, key in zip(block.offsets, block.batch.key_ids or (), strict=False):
+                    by_key.setdefault(key, []).append(offset)
+            by_key.pop(NO_KEY, None)
+            self._units = {offset: unit for unit in by_key.values() if len(unit) > 1 for offset in unit}
+        units = {id(unit): unit for offset in settled if (unit := self._units.get(offset)) is not None}
+        later = (dropwhile(lambda offset: offset not in settled, unit) for unit in units.values())
+        return [offset for unit in later for offset in unit if offset not in settled and self.state_of(offset) == OPEN]
 
     def remember_extension(self, wall: int, timeout: int) -> None:
         self.deadline = wall + (timeout or self.timeout)

@@ -178,14 +178,15 @@ class ItemCache:
     def collect(self, runs: Sequence[int]) -> ReadResult:
         """Read the items of `runs`."""
         found = ReadResult([], [], [])
-        cached: CachedItems | None = None
+        parts, cached = found.parts, None
         self._wanted_from = min(runs, default=0)
         for start, stop in pairs(runs):
             if cached is None or not cached.base <= start < cached.stop:
                 cached = self._find(start)
+                if cached is not None:
+                    self._read.add(cached.base)
             if cached is not None and stop <= cached.stop:  # the common case: within one frame
-                self._read.add(cached.base)
-                found.parts.append((cached, start, stop))
+                parts.append((cached, start, stop))
                 continue
             at = start
             for one in self.read(start, stop):

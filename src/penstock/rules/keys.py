@@ -60,11 +60,6 @@ class PackedExtents:
     def last(self) -> Extent:
         return Extent(*self.numbers[-_FIELDS:])
 
-    def ends_before(self, offset: int) -> bool:
-        """Whether there are extents, and the last one stands before an item at this offset and is not next to it."""
-        numbers = self.numbers
-        return self.at < len(numbers) and numbers[_STOP] < offset and numbers[_POSITION] < offset
-
     def append(self, extent: Extent) -> None:
         self.numbers.extend(extent.astuple())
 
@@ -236,15 +231,16 @@ class KeyLines:
 
         `want` is about how many will be read: if that is a good part of them, it is cheaper to sort them all.
         """
-        heads, mapped, fences = self.free_heads[lane], self.by_key, self.fences
+        heads, mapped, fenced = self.free_heads[lane], self.by_key, bool(self.fences)
         for entry in sorted(heads) if len(heads) <= want * BULK else in_order(heads):
             position, start, key = entry
             line = mapped.get(key)  # as in `head`: this is the innermost loop of leases with many keys
             if type(line) is KeyLine and not line.lease and not line.backing_off and not line.parked:
                 at, numbers = line.waiting.at, line.waiting.numbers
-                if at < len(numbers) and numbers[at] == start and numbers[at + 3] == position and numbers[at + 2] == lane:
-                    if not fences or position < fences.waits_from(key):
-                        yield entry, line
+                if at >= len(numbers) or numbers[at] != start or numbers[at + 3] != position or numbers[at + 2] != lane:
+                    continue
+                if not fenced or position < self.fences.waits_from(key):
+                    yield entry, line
 
     def first_free(self, lane: int) -> KeyLine | None:
         """The line of the first free key of a lane."""
@@ -271,7 +267,7 @@ class KeyLines:
 
     def release(self, keys: Sequence[int], lease: int) -> None:
         """Let a lease no longer hold these keys; a key may occur several times."""
-        mapped, fences = self.by_key, self.fences
+        mapped, update_each = self.by_key, bool(self.fences) or self.freed is not None
         new_heads: list[list[tuple[int, int, int]]] = [[] for _ in self.free_heads]
         for key in keys:
             found = mapped.get(key)
@@ -280,7 +276,7 @@ class KeyLines:
                     continue
                 found.lease = 0
                 at, numbers = found.waiting.at, found.waiting.numbers
-                if fences or found.backing_off or found.parked or at >= len(numbers) or self.freed is not None:
+                if update_each or found.backing_off or found.parked or at >= len(numbers):
                     self.update_head(key, found)
                 else:
                     new_heads[numbers[at + 2]].append((numbers[at + 3], numbers[at], key))
@@ -331,10 +327,13 @@ class KeyLines:
             if index < len(keys) and keys[index] == key:
                 continue  # items of one key in a row are put into its line together
             line = mapped.get(key)
-            if type(line) is KeyLine and line.waiting.ends_before(start):
-                line.waiting.numbers.extend((start, stop, lane, start, ready_at))
-            else:
-                self.pass_over(key, Extent(start, stop, lane, start, ready_at))
+            if type(line) is KeyLine:
+                numbers = line.waiting.numbers
+                if line.waiting.at < len(numbers) and numbers[_STOP] < start and numbers[_POSITION] < start:
+                    numbers.extend((start, stop, lane, start, ready_at))
+                    start = stop
+                    continue
+            self.pass_over(key, Extent(start, stop, lane, start, ready_at))
             start = stop
 
     def take(self, takes: Sequence[LineTake], lease: int) -> None:
@@ -346,12 +345,15 @@ class KeyLines:
                 mapped[take.key] = lease
                 continue
             line.lease = lease
-            waiting, start = line.waiting, take.start
+            waiting = line.waiting
             at, numbers = waiting.at, waiting.numbers
-            if at < len(numbers) and numbers[at] == start and numbers[at + 1] == take.stop:
-                waiting.drop_first()
+            if at < len(numbers) and numbers[at] == take.start and numbers[at + 1] == take.stop:
+                waiting.at = at = at + _FIELDS  # as `drop_first` does
+                if at * 2 > len(numbers):
+                    del numbers[:at]
+                    waiting.at = 0
             else:
-                waiting.take(start, take.stop)
+                waiting.take(take.start, take.stop)
         taken = {take.key for take in takes}
         for heads in self.free_heads:
             if heads and len(heads) <= len(taken) * BULK:  # otherwise the entries become stale

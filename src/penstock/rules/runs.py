@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
-
 FEW_CHANGES = 64
 MOST_CHANGES = 65_536
 """RunSet: so many edges of runs are merged one by one; with more, they are merged although nobody asks."""
@@ -223,8 +222,10 @@ class RunSet:
             self.remove(start, stop)
 
     def add_later(self, runs: list[int]) -> None:
-        """Add runs that are not in the set, as far as the caller knows. Scattered ones are merged into it together, at the
-        next question about the set: one by one, each would move all later runs.
+        """Add runs that are not in the set, as far as the caller knows.
+
+        Scattered ones are merged into it together, at the next question about the set: one by one, each would move all
+        later runs.
         """
         self._change_later(runs, removes=False)
         self.total += count(runs)
@@ -255,12 +256,6 @@ class RunSet:
         self._starts[low:] = array("q", [start for start, _ in merged])
         self._stops[low:] = array("q", [stop for _, stop in merged])
         self.total = sum(self._stops) - sum(self._starts)
-
-    def __getstate__(self) -> list[int]:
-        return self.runs
-
-    def __setstate__(self, runs: list[int]) -> None:
-        self.__init__(runs)  # type: ignore[misc]
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any of [start, stop) is in the set."""
