@@ -42,8 +42,8 @@ def _watched(decide: Callable[..., Any]) -> Callable[..., Any]:
 def _snapshot(thing: object) -> object:
     """A comparable copy of everything that an object holds, including the order inside heaps.
 
-    Three types are compared by their contents only: a LiveLease unpacks its items, a Calendar sorts a bucket, and a RunSet
-    merges its changes, at first use. A RunSet is copied, so that it still has its changes after the comparison.
+    Three types are compared by their contents only: a LiveLease unpacks its items, a Calendar sorts a bucket, and a
+    RunSet merges its changes, at first use. A RunSet is copied, so that it has its changes after the comparison too.
     """
     if isinstance(thing, LiveLease):
         fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)

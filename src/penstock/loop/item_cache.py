@@ -172,7 +172,8 @@ class ItemCache:
         found = self._find(start)
         if found is None or found.stop < stop:
             return None
-        self._read_to = max(self._read_to, found.stop)
+        self._read.add(found.base)
+        self._wanted_from = start
         return found
 
     def collect(self, runs: Sequence[int]) -> ReadResult:
