@@ -95,9 +95,7 @@ def test_the_notes_of_an_owner_are_lines(orders_cli: CommandLine) -> None:
         programs.penstock("own", str(orders_cli.target), "--log-format", "json", "--log-level", "info") as second,
     ):
         connected, note = json.loads(second.note()), json.loads(second.note())
-        assert connected["message"].startswith(
-            f"this process ({second.pid}) uses {orders_cli.target} through its owner (process {first.pid} "
-        )
+        assert connected["message"].startswith(f"this process ({second.pid}) uses {orders_cli.target} through its owner (process {first.pid} ")
         assert (note["level"], note["pid"]) == ("info", second.pid)
         assert note["message"].startswith(f"waiting for the owner of {orders_cli.target} (process {first.pid} on ")
         first.write_line()

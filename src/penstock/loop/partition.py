@@ -617,10 +617,8 @@ class Partition:
 
     def read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
         """Items in the order of `runs`: (cached items, first offset, stop). Damaged ones are as in `items`."""
-        if len(runs) == 2 and not self._closed and not self.failed:
-            cached = self._items.find(*runs)
-            if cached is not None:
-                return [(cached, *runs)]
+        if len(runs) == 2 and not self._closed and not self.failed and (cached := self._items.find(runs[0], runs[1])) is not None:
+            return [(cached, runs[0], runs[1])]
         self._check_usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
