@@ -71,10 +71,10 @@ def test_a_wrong_later_change_is_corrected_when_it_is_merged() -> None:
 
 def test_scattered_changes_are_not_kept_without_limit() -> None:
     runs = RunSet()
-    for start in range(0, 400_000, 2_000):
-        runs.add_later([edge for at in range(start, start + 2_000, 2) for edge in (at, at + 1)])
-    assert len(runs._changes) <= MOST_CHANGES + 2_000
-    assert len(runs) == 200_000
+    for start in range(0, 3 * MOST_CHANGES, 4_000):
+        runs.add_later([edge for at in range(start, start + 4_000, 4) for edge in (at, at + 1)])
+    assert len(runs._changes) < MOST_CHANGES
+    assert len(runs) == -(-3 * MOST_CHANGES // 4_000) * 1_000
 
 
 @given(STEPS)

@@ -251,6 +251,7 @@ class LeasePlan:
         """
         unread, closed, free_keys = self._unread(None), self._closed_keys, self._free_keys[lane]
         aging, now, worst, moved = self.state.policy.priority_aging, self.now, self._worst_rank, self._moved_slots
+        aged_since, priority = -1, lane  # many items are ready since the same time
         found = self._top_heads[lane]
         while found is not None:
             (_, start, key), line = found
@@ -276,7 +277,8 @@ class LeasePlan:
                 break
             (position, start, _), line = found
             since = line.waiting.numbers[line.waiting.at + 4]
-            priority = aged_priority(lane, since, aging, now) if aging else lane
+            if since != aged_since:
+                aged_since, priority = since, aged_priority(lane, since, aging, now)
             if second is not None and (priority, position, position == start, since, lane) >= second:
                 break
             if worst is not None and (priority, since) > worst:

@@ -7,12 +7,12 @@ that nobody asks about at once are collected and merged together (`add_later`, `
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 FEW_CHANGES = 64
-MOST_CHANGES = 65_536
+MOST_CHANGES = 1 << 18
 """RunSet: so many edges of runs are merged one by one; with more, they are merged although nobody asks."""
-ENDLESS_RUN = (1 << 63, 1 << 63)
 
 
 def pairs(runs: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -21,7 +21,7 @@ def pairs(runs: Iterable[int]) -> Iterator[tuple[int, int]]:
     return zip(each, each, strict=True)
 
 
-def count(runs: list[int]) -> int:
+def count(runs: Sequence[int]) -> int:
     """How many offsets flat runs cover."""
     return sum(runs[1::2]) - sum(runs[::2])
 
@@ -67,46 +67,13 @@ def complement(runs: Iterable[int], start: int, stop: int) -> list[int]:
     return [*found, start, stop] if start < stop else found
 
 
-def _union(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The union of ascending runs; runs that touch are joined."""
-    found: list[tuple[int, int]] = []
-    first, end = -1, -1
-    for start, stop in sorted(some + others):
-        if start > end:
-            found.append((first, end))
-            first, end = start, stop
-        elif stop > end:
-            end = stop
-    return [*found[1:], (first, end)]
-
-
-def _difference(some: list[tuple[int, int]], others: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """What is left of ascending runs without others."""
-    found: list[tuple[int, int]] = []
-    each = iter(others)
-    low, high = next(each)
-    for start, stop in some:
-        while high <= start:
-            low, high = next(each, ENDLESS_RUN)
-        while low < stop:
-            if start < low:
-                found.append((start, low))
-            start = high
-            if high >= stop:
-                break
-            low, high = next(each, ENDLESS_RUN)
-        if start < stop:
-            found.append((start, stop))
-    return found
-
-
 class RunSet:
     """A set of offsets kept as ascending, disjoint, non-touching runs."""
 
     __slots__ = ("_changes", "_changes_end", "_removes", "_starts", "_stops", "total")
 
     def __init__(self, runs: Iterable[int] = ()) -> None:
-        self._changes: list[int] = []
+        self._changes = array("q")
         """Runs of `add_later` or, if `_removes`, of `remove_later`, that are not merged yet."""
         self._changes_end = 0
         """The highest offset in `_changes`."""
@@ -236,26 +203,34 @@ class RunSet:
         self.total -= count(runs)
 
     def _change_later(self, runs: list[int], *, removes: bool) -> None:
+        if not runs:
+            return
         if self._changes and (removes != self._removes or len(self._changes) > MOST_CHANGES):
             self._merge()
         self._removes = removes
-        self._changes_end = max(self._changes_end, max(runs)) if self._changes else max(runs, default=0)
-        self._changes += runs
+        self._changes_end = max(self._changes_end, max(runs)) if self._changes else max(runs)
+        self._changes.extend(runs)
 
     def _merge(self) -> None:
-        """Do the changes of `add_later` or `remove_later`. If the caller was wrong, `total` is right from now on."""
-        changes, self._changes = self._changes, []
-        if len(changes) < FEW_CHANGES:
-            self.total += count(changes) if self._removes else -count(changes)
+        """Do the changes of `add_later` or `remove_later`."""
+        changes, self._changes = self._changes, array("q")
+        added = -count(changes) if self._removes else count(changes)
+        if len(changes) < FEW_CHANGES or not self._merge_together(changes, added):
+            self.total -= added  # the changes count again what they really add
             (self.remove_all if self._removes else self.add_all)(changes)
-            return
-        edges = sorted(pairs(changes))
-        low = bisect_left(self._stops, edges[0][0])
-        touched = list(zip(self._starts[low:], self._stops[low:], strict=True))
-        merged = _difference(touched, edges) if self._removes else _union(touched, edges)
-        self._starts[low:] = array("q", [start for start, _ in merged])
-        self._stops[low:] = array("q", [stop for _, stop in merged])
-        self.total = sum(self._stops) - sum(self._starts)
+
+    def _merge_together(self, changes: Sequence[int], added: int) -> bool:
+        """Do many changes in one pass over the set. False, and nothing is done, if some were done already."""
+        low = bisect_left(self._stops, min(changes))
+        starts, stops = self._starts[low:], self._stops[low:]
+        edges = sorted(chain(starts, stops, changes))
+        # An edge that occurs twice is where two runs meet, or where a removed run begins or ends: it is none any more.
+        each = zip([-1, *edges[:-1]], edges, [*edges[1:], -1], strict=True)
+        merged = array("q", [edge for before, edge, after in each if before != edge != after])
+        if len(merged) % 2 or count(merged) != sum(stops) - sum(starts) + added:
+            return False
+        self._starts[low:], self._stops[low:] = merged[::2], merged[1::2]
+        return True
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any of [start, stop) is in the set."""
