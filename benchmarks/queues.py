@@ -34,6 +34,8 @@ THREADS = 16
 PER_THREAD = 150
 WIDTHS = (1, 2, 4, 8, 64)
 KEYS = 100_000
+HOT_KEYS = {(1_000, 1): "≥ 300,000", (10, 100): "≥ 300,000", (1, 100): "≥ 100,000"}
+"""Number of keys and `per_key` of a drain of few keys with long lines, and the aim in items per second."""
 PINGS = 500
 RESULTS = Path(__file__).parent / "results" / "queues.json"
 
@@ -57,10 +59,10 @@ def produce(target: penstock.Queue, batches: list[list[bytes]]) -> None:
         target.produce_many(payloads)
 
 
-def drain(target: penstock.Queue, batch: int = BATCH) -> int:
+def drain(target: penstock.Queue, batch: int = BATCH, per_key: int = 1) -> int:
     """Lease a batch, make a bytes object of every payload, complete the batch."""
     done = 0
-    while leases := target.lease(batch):
+    while leases := target.lease(batch, per_key=per_key):
         done += len(leases.payloads)
         leases.complete()
     return done
@@ -194,6 +196,19 @@ def widths(root: Path, batches: list[list[bytes]], keys: list[list[str]], figure
             figures[f"width_{width}_keyed_drain"].append(engine.per_second(items, lambda: drain(target)))
 
 
+def hot_keys(root: Path, batches: list[list[bytes]], rng: random.Random, figures: Figures) -> None:
+    """A drain of few keys with long lines, and beside it the drain of as many items without keys."""
+    items = sum(map(len, batches))
+    with queue(root, "os") as target:
+        produce(target, batches)
+        figures["hot_unkeyed_drain"].append(engine.per_second(items, lambda: drain(target)))
+    for keys, per_key in HOT_KEYS:
+        with queue(root, "os") as target:
+            for payloads in batches:
+                target.produce_many([penstock.NewItem(payload, key=f"key-{rng.randrange(keys)}") for payload in payloads])
+            figures[f"hot_{keys}_keys_drain"].append(engine.per_second(items, lambda: drain(target, per_key=per_key)))  # noqa: B023
+
+
 def latency(root: Path, figures: Figures) -> None:
     for durability in ("fsync", "os"):
         with queue(root, durability) as target:
@@ -215,6 +230,9 @@ def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
     }
     made[f"{THREADS} threads producing single items with fsync, of one"] = (found[f"threads_{THREADS}"] / found["threads_1"], "≥ 6")
     made[f"{THREADS} tasks producing single items with fsync, of one thread"] = (found[f"tasks_{THREADS}"] / found["threads_1"], "–")
+    for number, per_key in HOT_KEYS:
+        name = f"drain of {number:,} keys, per_key {per_key}, of one without keys"
+        made[name] = (found[f"hot_{number}_keys_drain"] / found["hot_unkeyed_drain"], "–")
     for width in WIDTHS[1:]:
         for kind in ("produce", "drain", "keyed_produce", "keyed_drain"):
             made[f"{kind.replace('_', ' ')}, {width} partitions, of one"] = (found[f"width_{width}_{kind}"] / found[f"width_1_{kind}"], "–")
@@ -236,6 +254,7 @@ def main() -> None:
         lambda root: singles(root, batches[0][0], figures),
         lambda root: side_by_side(root, batches[0][0], figures),
         lambda root: widths(root, batches[: len(batches) // 4], keys[: len(batches) // 4], figures),
+        lambda root: hot_keys(root, batches[: len(batches) // 4], rng, figures),
         lambda root: latency(root, figures),
     ]
     for _ in range(given.rounds):
@@ -247,6 +266,9 @@ def main() -> None:
     print(f"{'':62} measured     aim")
     for name, (value, aim) in read.items():
         print(f"{name:62} {value:8.2f} {aim:>7}")
+    for (number, per_key), aim in HOT_KEYS.items():
+        name = f"drain, keys {number:,}, per_key {per_key}: items per second"
+        print(f"{name:62} {found[f'hot_{number}_keys_drain']:8,.0f} {aim:>9}")
     for name in ("fsync_idle_p50_us", "fsync_idle_p99_us", "os_idle_p50_us", "os_idle_p99_us"):
         print(f"{name:62} {found[name]:8.0f}")
     if not given.no_write:

@@ -31,6 +31,8 @@ from penstock.worker.worker import Worker
 PAYLOAD = 100
 BATCH = 1_000
 NOOPS = 300_000
+HOT_KEYS, HOT_ITEMS = 10, 20_000
+"""Few keys with long lines, in batches."""
 PROCESSES = 2
 SPINS = 40_000
 """Loop steps of the handler that uses the CPU: about a millisecond."""
@@ -130,20 +132,22 @@ def bare_processes(count: int, processes: int) -> float:
 # -- workers ---------------------------------------------------------------------------------------------
 
 
-def produced(root: Path, count: int, rng: random.Random) -> tuple[Path, penstock.Broker, penstock.Queue]:
+def produced(root: Path, count: int, rng: random.Random, keys: int) -> tuple[Path, penstock.Broker, penstock.Queue]:
+    """A queue with so many items; with `keys`, each has one of so many keys."""
     directory = Path(tempfile.mkdtemp(dir=root))
     broker = penstock.open(directory)
     queue = broker.create_queue("bench")
     payloads = [rng.randbytes(PAYLOAD) for _ in range(BATCH)]
     for start in range(0, count, BATCH):
-        queue.produce_many(payloads[: min(BATCH, count - start)])
+        some = payloads[: min(BATCH, count - start)]
+        queue.produce_many([penstock.NewItem(payload, key=f"key-{rng.randrange(keys)}") for payload in some] if keys else some)
     return directory, broker, queue
 
 
-def handled(root: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, **options: Any) -> float:
+def handled(root: Path, handler: Callable[[Any], Any], count: int, rng: random.Random, *, keys: int = 0, **options: Any) -> float:
     """Items per second of a worker, from when it is warm until the last is settled."""
     warm: int = WARM * max(options.values())
-    directory, broker, queue = produced(root, count + warm, rng)
+    directory, broker, queue = produced(root, count + warm, rng, keys)
     worker = Worker(queue, handler, **options)
     thread = threading.Thread(target=worker.run)
     thread.start()
@@ -174,6 +178,7 @@ def one_round(root: Path, rng: random.Random, figures: Figures) -> None:
     figures["noop_threads"].append(handled(root, nothing, NOOPS, rng, concurrency=16))
     figures["noop_tasks"].append(handled(root, anothing, NOOPS, rng, concurrency=16))
     figures["noop_batch"].append(handled(root, nothing, NOOPS, rng, batch=500))
+    figures["noop_batch_keys"].append(handled(root, nothing, HOT_ITEMS, rng, keys=HOT_KEYS, batch=BATCH))
     figures["noop_processes"].append(handled(root, nothing, NOOPS // 4, rng, processes=PROCESSES))
     for many, count in MILLISECONDS.items():
         items: list[Any] = [None] * count
@@ -227,7 +232,13 @@ def main() -> None:
     found = {name: statistics.median(values) for name, values in figures.items()}
     read = ratios(figures)
     print(f"{'':62} measured      aim")
-    for name, aim in (("noop_threads", "≥ 50,000"), ("noop_tasks", "≥ 50,000"), ("noop_batch", "–"), ("noop_processes", "–")):
+    for name, aim in (
+        ("noop_threads", "≥ 50,000"),
+        ("noop_tasks", "≥ 50,000"),
+        ("noop_batch", "–"),
+        ("noop_batch_keys", "≥ 50,000"),
+        ("noop_processes", "–"),
+    ):
         print(f"{name.replace('_', ', ') + ': items per second':62} {found[name]:8,.0f} {aim:>8}")
     for name, (value, aim) in read.items():
         print(f"{name:62} {value:8.2f} {aim:>8}")

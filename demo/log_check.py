@@ -71,7 +71,10 @@ def _handlings(log: Snapshot) -> tuple[list[Handling], int]:
     for partition in (*orders.active, *orders.retired):
         parts = log.call(ReadItems(queue=orders.incarnation, start={partition: 0}, limit=1_000_000)).items
         items = {
-            item.offset: item for number, part in parts if number == partition for item in items_of(ItemSource("orders"), number, *part, {})
+            item.offset: item
+            for number, part in parts
+            if number == partition
+            for item in items_of(ItemSource("orders"), number, part.offsets, *part[1:], {})
         }
         leased: dict[int, int] = {}
         for event in log.events(orders.incarnation, partition):

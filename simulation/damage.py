@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from penstock.logs.files.segment import parse_name
 from penstock.logs.frame import CHECKSUM_BYTES, HEADER_BYTES, frame_bytes, parse_header
 from penstock.logs.log import FrameType
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import Items, LeasedItems
 from penstock.testing.disk import SimulatedFiles
 from simulation.simulation import StepPrinter
 
@@ -94,6 +94,6 @@ def check_served(
     assert len(found) == len(set(found)), f"some of {found} were {what} twice"
 
 
-def payloads(items: Sequence[Items]) -> dict[int, bytes]:
+def payloads(items: Sequence[Items | LeasedItems]) -> dict[int, bytes]:
     """Offset → payload."""
-    return {offset: payload for part in items for offset, payload in enumerate(part.batch.payloads, part.start)}
+    return {offset: payload for part in items for offset, payload in zip(part.offsets, part.batch.payloads, strict=True)}

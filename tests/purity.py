@@ -5,6 +5,7 @@ Owns: `watch_decisions`, which makes every `machine.decide` and `decide_due` of 
 
 from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
 from enum import Enum
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from penstock.rules import machine
 from penstock.rules.calendar import Calendar
 from penstock.rules.leases import LiveLease
+from penstock.rules.runs import RunSet
 from penstock.rules.state import State
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
@@ -40,14 +42,16 @@ def _watched(decide: Callable[..., Any]) -> Callable[..., Any]:
 def _snapshot(thing: object) -> object:
     """A comparable copy of everything that an object holds, including the order inside heaps.
 
-    Two types are compared by their contents only: a LiveLease unpacks its items, and a Calendar sorts a bucket, at
-    first use.
+    Three types are compared by their contents only: a LiveLease unpacks its items, a Calendar sorts a bucket, and a
+    RunSet merges its changes, at first use. A RunSet is copied, so that it has its changes after the comparison too.
     """
     if isinstance(thing, LiveLease):
         fixed = (thing.number, thing.deadline, thing.timeout, thing.consumer, thing.size, thing.count)
         return fixed, _snapshot(thing.completed), [*thing.open_items.items()]
     if isinstance(thing, Calendar):
         return [*thing]
+    if isinstance(thing, RunSet):
+        return thing.total, deepcopy(thing).runs
     if isinstance(thing, _PLAIN):
         return thing
     if isinstance(thing, dict):

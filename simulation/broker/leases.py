@@ -181,7 +181,7 @@ class LeaseModel:
     def _check_granted(self, sent: SentLease, handed: LeaseResult) -> None:
         granted = handed.granted
         items = self._facts.items
-        given = {part.start + index: items[payload] for part in handed.items for index, payload in enumerate(part.batch.payloads)}
+        given = {at: items[payload] for part in handed.items for at, payload in zip(part.offsets, part.batch.payloads, strict=True)}
         assert list(given) == offsets(granted.runs), f"{sent} was given {granted.runs} and got the items at {list(given)}"
         token = (sent.incarnation, handed.partition, granted.lease)
         known = [one for one in self.held if (one.incarnation, one.partition, one.lease) == token]
@@ -250,8 +250,8 @@ class LeaseModel:
         for part in handed.items:
             keys = part.batch.keys or [None] * len(part.batch)
             priorities = part.batch.priorities or bytes([5]) * len(part.batch)
-            for index in range(len(part.batch)):
-                item = given[part.start + index]
+            for index, offset in enumerate(part.offsets):
+                item = given[offset]
                 assert (keys[index], priorities[index]) == (item.key, item.priority), f"{item} came with key {keys[index]!r}"
 
     # -- settling --------------------------------------------------------------------------------------

@@ -305,7 +305,17 @@ def rows(part: arrow.ItemBlock) -> list[dict[str, Any]]:
 
 
 ATTEMPTS = st.dictionaries(st.integers(5, 9), st.integers(2, 9), max_size=3)
-PARTS = st.tuples(st.integers(0, 9), st.integers(0, 9), tables().map(lambda case: to_batch(case[1])), st.integers(0, 1 << 50), ATTEMPTS)
+BATCHES = st.tuples(tables().map(lambda case: to_batch(case[1])), st.integers(0, 9), st.integers(1, 3))
+PARTS = st.builds(
+    lambda partition, chosen, produced_at, attempts: (
+        partition,
+        [chosen[1] + chosen[2] * index for index in range(len(chosen[0]))],
+        chosen[0],
+        produced_at,
+        attempts,
+    ),
+    *(st.integers(0, 9), BATCHES, st.integers(0, 1 << 50), ATTEMPTS),
+)
 
 
 @given(st.lists(PARTS, max_size=3))
@@ -320,28 +330,28 @@ def test_items_are_the_same_in_arrow(parts: list[arrow.ItemBlock]) -> None:
 def test_leased_items_can_be_produced_again(case: tuple[Any, list[NewItem]]) -> None:
     batch = to_batch(case[1]).drop_empty_columns()
     batch.dedups = None  # what a dedup id was called is not kept
-    found = items_to_arrow([(3, 17, batch, 5, {})])
+    found = items_to_arrow([(3, range(17, 17 + len(batch)), batch, 5, {})])
     kept = found.select([name for name in found.schema.names if name not in ("id", "partition", "offset", "produced_at", "attempts")])
     assert one(kept) == batch
 
 
 def test_items_that_were_never_leased_have_no_attempts() -> None:
-    assert items_to_arrow([(0, 5, Batch([b"a", b"b"]), 1, {6: 3})], usual_attempts=0).column("attempts").to_pylist() == [0, 3]
+    assert items_to_arrow([(0, [5, 6], Batch([b"a", b"b"]), 1, {6: 3})], usual_attempts=0).column("attempts").to_pylist() == [0, 3]
 
 
 def test_headers_that_are_text_come_as_bytes() -> None:
     batch = items.single_item_batch(b"a", headers={"text": "é", "bytes": b"\xff"})
-    assert items_to_arrow([(0, 0, batch, 1, {})]).column("headers").to_pylist() == [[("text", "é".encode()), ("bytes", b"\xff")]]
+    assert items_to_arrow([(0, [0], batch, 1, {})]).column("headers").to_pylist() == [[("text", "é".encode()), ("bytes", b"\xff")]]
 
 
 def test_damaged_headers_name_their_item() -> None:
     with pytest.raises(InvalidRequest, match=r"^item 3-18: the headers are not MessagePack"):
-        items_to_arrow([(3, 17, Batch([b"a", b"b"], headers=[None, b"\xc1"]), 1, {})])
+        items_to_arrow([(3, [17, 18], Batch([b"a", b"b"], headers=[None, b"\xc1"]), 1, {})])
 
 
 def test_more_than_a_record_batch_can_hold_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        items_to_arrow([(0, 0, Batch([bytes(16 * MIB)] * 128), 1, {})])
+        items_to_arrow([(0, range(128), Batch([bytes(16 * MIB)] * 128), 1, {})])
     says = "the items have 2147483648 payload bytes, which one record batch cannot hold; take fewer at a time"
     assert str(caught.value) == says
 

@@ -15,7 +15,7 @@ from penstock.api.items import ItemSource, to_batch
 from penstock.api.leases import LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease
 from penstock.api.options import queue_info, to_catalog
 from penstock.api.redrive import item_filter
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems
 from penstock.loop.requests import LeaseResult, SettlePart, StoredPart
 from penstock.rules.commands import LeaseAnswer, Settled, Stored
 from penstock.rules.options import Options, merged
@@ -133,8 +133,8 @@ class UnsettledBatch(LeaseBatchBase[LeaseBase]):
     """A batch that cannot settle anything."""
 
     @staticmethod
-    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> LeaseBase:
-        return LeaseBase(home, partition_lease, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: LeasedItems, index: int, offset: int) -> LeaseBase:
+        return LeaseBase(home, partition_lease, items, index, offset)
 
 
 def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
@@ -142,7 +142,7 @@ def batch_of(*sizes: int, incarnation: int = 1) -> UnsettledBatch:
     leases = []
     for partition, size in enumerate(sizes):
         granted = LeaseAnswer(partition + 100, 0, [0, size], {0: 2})
-        result = LeaseResult(partition, granted, [Items(0, Batch([b"x"] * size), 0)], 60.0)
+        result = LeaseResult(partition, granted, [LeasedItems([0, size], Batch([b"x"] * size), 0)], 60.0)
         leases.append(PartitionLease(incarnation, result, wall=1_000_000, queue="orders"))
     return UnsettledBatch(None, leases)
 

@@ -50,7 +50,7 @@ class Special(NewItem, frozen=True):
 
 
 def alone(batch: Batch, **options: Any) -> Item:
-    return items_of(SOURCE, 3, 17, batch, 1_000_000, {}, **options)[0]
+    return items_of(SOURCE, 3, [17], batch, 1_000_000, {}, **options)[0]
 
 
 def as_bytes(name: str | bytes | None) -> bytes | None:
@@ -77,7 +77,7 @@ def check(item: Item, given: Any) -> None:
 @given(LISTS)
 def test_items_come_back_as_they_were_given(items: list[Any]) -> None:
     batch = validate(to_batch(items))
-    found = items_of(SOURCE, 3, 17, batch, 5, {})
+    found = items_of(SOURCE, 3, range(17, 17 + len(batch)), batch, 5, {})
     assert [item.id for item in found] == [f"3-{17 + index}" for index in range(len(items))]
     for item, new in zip(found, items, strict=True):
         check(item, new)
@@ -258,20 +258,20 @@ def test_at_and_ttl_of_0_are_none() -> None:
 
 def test_each_item_reads_its_own_row() -> None:
     batch = Batch([b"a", b"b"], [b"k", None], [1, 0], kinds=[None, "x"], ttls=[0, 1_500_000], origins=[None, encode(ORIGIN)])
-    first, second = items_of(SOURCE, 3, 17, batch, 5, {})
+    first, second = items_of(SOURCE, 3, range(17, 17 + len(batch)), batch, 5, {})
     assert (first.payload, first.key, first.kind, first.ttl, first.origin) == (b"a", "k", None, None, None)
     assert (second.payload, second.key, second.kind, second.ttl, second.origin) == (b"b", None, "x", 1.5, SHOWN_ORIGIN)
 
 
 def test_an_item_knows_its_queue() -> None:
-    assert [(item.queue, item.max_attempts) for item in items_of(SOURCE, 3, 17, Batch([b"a", b"b"]), 5, {})] == [("orders", 4)] * 2
+    assert [(item.queue, item.max_attempts) for item in items_of(SOURCE, 3, [17, 18], Batch([b"a", b"b"]), 5, {})] == [("orders", 4)] * 2
 
 
 def test_attempts_are_those_given_or_the_usual_number() -> None:
     batch = Batch([b"a", b"b", b"c"])
-    assert [item.attempts for item in items_of(SOURCE, 0, 5, batch, 1, {6: 4, 9: 9})] == [1, 4, 1]
-    assert [item.attempts for item in items_of(SOURCE, 0, 5, batch, 1, {6: 4}, usual_attempts=0)] == [0, 4, 0]
-    assert [item.attempts for item in items_of(SOURCE, 0, 5, batch, 1, {}, usual_attempts=0)] == [0, 0, 0]
+    assert [item.attempts for item in items_of(SOURCE, 0, [5, 6, 7], batch, 1, {6: 4, 9: 9})] == [1, 4, 1]
+    assert [item.attempts for item in items_of(SOURCE, 0, [5, 6, 7], batch, 1, {6: 4}, usual_attempts=0)] == [0, 4, 0]
+    assert [item.attempts for item in items_of(SOURCE, 0, [5, 6, 7], batch, 1, {}, usual_attempts=0)] == [0, 0, 0]
 
 
 def test_a_value_is_decoded_once_and_headers_are_a_new_dict_each_time() -> None:
@@ -314,7 +314,7 @@ def test_items_are_compared_by_identity() -> None:
 
 def test_a_copied_item_holds_one_row_of_its_batch() -> None:
     batch = to_batch([NewItem("a" * 10_000, key="k"), NewItem({"b": 1}, key="m", priority=2), b"c" * 10_000])
-    item = items_of(SOURCE, 3, 17, batch, 5, {18: 4})[1]
+    item = items_of(SOURCE, 3, range(17, 17 + len(batch)), batch, 5, {18: 4})[1]
     data = pickle.dumps(item)
     copy = pickle.loads(data)
     assert len(data) < 1_000

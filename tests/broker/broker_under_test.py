@@ -332,12 +332,7 @@ class LeasedItems:
 
     @property
     def ids(self) -> list[str]:
-        return [
-            ids.format_id(one.partition, part.start + at)
-            for one in self.parts_granted
-            for part in one.items
-            for at in range(len(part.batch))
-        ]
+        return [ids.format_id(one.partition, offset) for one in self.parts_granted for part in one.items for offset in part.offsets]
 
     @property
     def keys(self) -> list[str]:
@@ -347,12 +342,7 @@ class LeasedItems:
 
     @property
     def attempts(self) -> list[int]:
-        return [
-            one.granted.attempts.get(part.start + at, 1)
-            for one in self.parts_granted
-            for part in one.items
-            for at in range(len(part.batch))
-        ]
+        return [one.granted.attempts.get(offset, 1) for one in self.parts_granted for part in one.items for offset in part.offsets]
 
     @property
     def parts(self) -> list[SettlePart]:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.rules.keys import KeyLine, KeyLines, PackedExtents
 from penstock.rules.lanes import Extent
+from penstock.rules.records import LineTake
 from penstock.rules.runs import RunSet
 
 KEY, OTHER = 11, 22
@@ -57,7 +58,7 @@ def test_taking_from_the_front_leaves_the_rest(there: list[int], size: int) -> N
         keys.pass_over(KEY, waiting(offset))
     taken = sorted(there)[:size]
     for offset in taken:
-        keys.take(KEY, offset, offset + 1)
+        keys.take([LineTake(KEY, 5, offset, offset + 1)], lease=9)
     assert offsets(keys.line(KEY)) == sorted(there)[size:]
     assert all(run.at_own_offset for run in keys.line(KEY).waiting)
 
@@ -97,8 +98,7 @@ def test_an_earlier_item_takes_over_the_head() -> None:
 def test_an_empty_line_is_removed() -> None:
     keys = KeyLines()
     keys.pass_over(KEY, waiting(5))
-    keys.take(KEY, 5, 6)
-    keys.hold([KEY], lease=9)
+    keys.take([LineTake(KEY, 5, 5, 6)], lease=9)
     keys.release([KEY], lease=9)
     assert not keys.by_key
 
@@ -132,7 +132,7 @@ def test_packed_extents_behave_like_a_list(steps: list[tuple[str, Extent]]) -> N
             packed.appendleft(run)
             plain.insert(0, run)
         elif plain:
-            packed.step()
+            packed.take(packed.first.start, packed.first.start + 1)
             first = plain.pop(0)
             plain[:0] = first.without(first.start)
         assert [run.astuple() for run in packed] == [run.astuple() for run in plain]

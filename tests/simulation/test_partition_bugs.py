@@ -1,7 +1,7 @@
 """The simulation of a partition can fail: each of these planted bugs must be caught (planted_bugs.py)."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from penstock.rules import admin, machine, records, retention, settle, timers, w
 from penstock.rules.calendar import Calendar, CalendarEntry, NewTimes
 from penstock.rules.calls import CallMemory, CallName, RememberedAnswer
 from penstock.rules.commands import Seek, Settled
-from penstock.rules.keys import KeyLine, PackedExtents
+from penstock.rules.keys import KeyLine, KeyLines, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Leases, LiveLease
 from penstock.rules.remembered_ids import DedupIds
@@ -103,14 +103,41 @@ def priorities_are_ignored(patch: Patch) -> None:
     patch.setattr(Lanes, "add", lambda self, lane, *rest: add(self, DEFAULT_PRIORITY, *rest))
 
 
+def _plant_busy(patch: Patch, busy: Callable[[KeyLine], object]) -> None:
+    """Let lines be busy that `busy` says; the loops over many keys do not ask them, so they are replaced too."""
+
+    def head(self: KeyLines, lane: int, position: int, offset: int, key: int) -> KeyLine | None:
+        line = self.by_key.get(key)
+        if not isinstance(line, KeyLine) or line.busy or not line.waiting:
+            return None
+        first = line.waiting.first
+        return line if (first.tag, first.position, first.start) == (lane, position, offset) else None
+
+    def free_lines(self: KeyLines, lane: int, want: int = 1) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+        return ((entry, line) for entry in sorted(self.free_heads[lane]) if (line := head(self, lane, *entry)) is not None)
+
+    def release(self: KeyLines, keys: Sequence[int], lease: int) -> None:
+        for key in keys:
+            line = self.by_key.get(key)
+            if line == lease:
+                del self.by_key[key]
+            elif isinstance(line, KeyLine) and line.lease == lease:
+                line.lease = 0
+                self.update_head(key, line)
+
+    patch.setattr(KeyLine, "busy", property(lambda self: bool(busy(self))))
+    for function in (head, free_lines, release):
+        patch.setattr(KeyLines, function.__name__, function)
+
+
 @bug
 def a_parked_key_is_released(patch: Patch) -> None:
-    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.lease or self.backing_off)))
+    _plant_busy(patch, lambda line: line.lease or line.backing_off)
 
 
 @bug
 def a_back_off_does_not_hold_its_key(patch: Patch) -> None:
-    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.lease or self.parked)))
+    _plant_busy(patch, lambda line: line.lease or line.parked)
 
 
 @bug
@@ -147,7 +174,49 @@ def a_seek_brings_cancelled_items_back(patch: Patch) -> None:
 
 @bug
 def two_of_a_key_are_leased_at_once(patch: Patch) -> None:
-    patch.setattr(KeyLine, "busy", property(lambda self: bool(self.backing_off or self.parked)))
+    _plant_busy(patch, lambda line: line.backing_off or line.parked)
+
+
+@bug
+def a_key_that_became_free_is_forgotten(patch: Patch) -> None:
+    def release(self: KeyLines, keys: Sequence[int], lease: int) -> None:
+        heads = [list(lane) for lane in self.free_heads]
+        released(self, keys, lease)
+        self.free_heads = heads
+
+    released = KeyLines.release
+    patch.setattr(KeyLines, "release", release)
+
+
+@bug
+def a_key_that_was_taken_stays_free(patch: Patch) -> None:
+    def take(self: KeyLines, takes: Sequence[records.LineTake], lease: int) -> None:
+        taken(self, takes, lease)
+        for one in takes:
+            self.line(one.key).lease = 0
+            self.update_head(one.key, self.line(one.key))
+
+    taken = KeyLines.take
+    patch.setattr(KeyLines, "take", take)
+
+
+@bug
+def the_line_of_a_key_is_out_of_order(patch: Patch) -> None:
+    def pass_over_each(self: KeyLines, keys: Sequence[int], start: int, lane: int, ready_at: int) -> None:
+        for offset, key in reversed([*enumerate(keys, start)]):
+            self.line(key).waiting.append(Extent(offset, offset + 1, lane, offset, ready_at))
+            self.update_head(key, self.line(key))
+
+    patch.setattr(KeyLines, "pass_over_each", pass_over_each)
+
+
+@bug
+def a_unit_skips_an_item(patch: Patch) -> None:
+    def take(self: PackedExtents, start: int, stop: int) -> None:
+        taken(self, start + (stop - start > 1), stop)
+
+    taken = PackedExtents.take
+    patch.setattr(PackedExtents, "take", take)
 
 
 @bug

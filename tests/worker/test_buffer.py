@@ -31,7 +31,7 @@ def pairs(at: SourceQueue, *counts: int, first: int = 0) -> list[LeasedItem]:
         for one in sorted(handed)
         for lease in [WorkerLease(at, None, one, 0)]
         for part in one.items
-        for item in items_of(ItemSource(at.name), one.partition, *part, {})
+        for item in items_of(ItemSource(at.name), one.partition, part.offsets, *part[1:], {})
     ]
 
 

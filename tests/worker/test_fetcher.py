@@ -7,7 +7,7 @@ from penstock.worker.fetcher import MAX_REMEMBERED, RateLimit, UnhandledItems
 
 
 def items(count: int, first: int = 0) -> list[Item]:
-    return items_of(ItemSource("orders"), 0, first, Batch([b""] * count), 0, {})
+    return items_of(ItemSource("orders"), 0, range(first, first + count), Batch([b""] * count), 0, {})
 
 
 def test_a_rate_allows_so_many_a_second() -> None:

@@ -24,8 +24,8 @@ from penstock.words.limits import DEFAULT_PRIORITY, GIB, MAX_BATCH_BYTES, MAX_BA
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ItemBlock: TypeAlias = tuple[int, int, Batch, int, Mapping[int, int]]
-"""Partition, first offset, items, time of production, and the attempts of items that have an unusual number."""
+ItemBlock: TypeAlias = tuple[int, Sequence[int], Batch, int, Mapping[int, int]]
+"""Partition, offsets, items, time of production, and the attempts of items that have an unusual number."""
 
 MAX_ARROW_BYTES = 2 * GIB - 1
 """The most bytes that a column of Arrow's binary type can hold."""
@@ -310,9 +310,8 @@ def _joined(field: "pa.Field", blocks: Sequence[tuple[int, Mapping[str, Any]]]) 
 
 
 def _columns_of(block: ItemBlock, usual_attempts: int) -> dict[str, Sequence[Any] | None]:
-    partition, start, batch, produced_at, attempts = block
+    partition, offsets, batch, produced_at, attempts = block
     count = len(batch)
-    offsets = range(start, start + count)
     found: dict[str, Sequence[Any] | None] = {field.name: getattr(batch, column.name) for field, column in BATCH_COLUMNS}
     for name in ("at", "ttl"):
         found[name] = None if (numbers := found[name]) is None else [number or None for number in numbers]
@@ -322,7 +321,7 @@ def _columns_of(block: ItemBlock, usual_attempts: int) -> dict[str, Sequence[Any
         "partition": [partition] * count,
         "offset": offsets,
         "headers": convert_column(
-            values.header_entries, batch.headers or (), called=lambda index: f"item {format_id(partition, start + index)}"
+            values.header_entries, batch.headers or (), called=lambda index: f"item {format_id(partition, offsets[index])}"
         ),
         "priority": batch.priorities or [DEFAULT_PRIORITY] * count,
         "produced_at": [produced_at] * count,

@@ -407,15 +407,20 @@ def stored_headers(item: Item) -> bytes | None:
 
 
 def items_of(
-    source: ItemSource, partition: int, start: int, batch: Batch, produced_at: int, attempts: Mapping[int, int], usual_attempts: int = 1
+    source: ItemSource,
+    partition: int,
+    offsets: Sequence[int],
+    batch: Batch,
+    produced_at: int,
+    attempts: Mapping[int, int],
+    usual_attempts: int = 1,
 ) -> list[Item]:
-    """The items of a batch whose first offset is `start`. Offsets that `attempts` lacks have `usual_attempts`."""
-    count = len(batch.payloads)
+    """The items of a batch, which have these offsets. Those that `attempts` lacks have `usual_attempts`."""
     if not attempts:
-        return [Item(source, partition, start + index, batch, index, produced_at, usual_attempts) for index in range(count)]
+        return [Item(source, partition, offset, batch, index, produced_at, usual_attempts) for index, offset in enumerate(offsets)]
     known = attempts.get
     return [
-        Item(source, partition, start + index, batch, index, produced_at, known(start + index, usual_attempts)) for index in range(count)
+        Item(source, partition, offset, batch, index, produced_at, known(offset, usual_attempts)) for index, offset in enumerate(offsets)
     ]
 
 

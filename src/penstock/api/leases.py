@@ -10,12 +10,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from itertools import dropwhile, repeat
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 from penstock.api.arguments import check_text, copy_error
 from penstock.api.items import Item, ItemSource, items_of
 from penstock.api.traces import active_tracer
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems
 from penstock.loop.requests import LeaseResult, SettleAction, SettleAnswer, SettlePart
 from penstock.rules.commands import Settled
 from penstock.rules.routing import NO_KEY
@@ -39,7 +40,7 @@ class PartitionLease:
     """The items that one partition leased in one call, and the outcome of each."""
 
     __slots__ = (
-        *("_fork", "_outcomes", "_rest_state", "attempts", "blocks", "deadline", "incarnation", "lease"),
+        *("_fork", "_outcomes", "_rest_state", "_units", "attempts", "blocks", "deadline", "incarnation", "lease"),
         *("partition", "source", "timeout"),
     )
 
@@ -49,7 +50,7 @@ class PartitionLease:
         self.partition = result.partition
         self.lease = result.granted.lease
         self.attempts = result.granted.attempts
-        self.blocks: list[Items] = result.items
+        self.blocks: list[LeasedItems] = result.items
         self.timeout = round(result.seconds * SECOND)
         self.deadline = wall + self.timeout
         """Wall microseconds."""
@@ -57,6 +58,8 @@ class PartitionLease:
         """The states of items that were settled one by one, by offset."""
         self._rest_state = OPEN
         """The state of all other items."""
+        self._units: dict[int, list[int]] | None = None
+        """Offset → all offsets of its key in this lease, in order, for keys that have several."""
         self._fork = forks.count
 
     @property
@@ -76,15 +79,15 @@ class PartitionLease:
 
     def offsets(self) -> Iterator[int]:
         for block in self.blocks:
-            yield from range(block.start, block.start + len(block.batch))
+            yield from block.offsets
 
     def traced_items(self, offsets: Sequence[int] | None) -> "Iterator[TracedItem]":
         """The items at these offsets, or with None the open ones, with their stored headers."""
         wanted = set(self.open_offsets() if offsets is None else offsets)
-        for start, batch, _ in self.blocks:
-            for index in range(len(batch)):
-                if start + index in wanted:
-                    yield self.partition, start + index, None if batch.headers is None else batch.headers[index]
+        for block in self.blocks:
+            for offset, headers in zip(block.offsets, block.batch.headers or repeat(None), strict=False):
+                if offset in wanted:
+                    yield self.partition, offset, headers
 
     def state_of(self, offset: int) -> str:
         return self._outcomes.get(offset, self._rest_state)
@@ -116,16 +119,16 @@ class PartitionLease:
 
     def _later_of_keys(self, settled: set[int]) -> list[int]:
         """Open items that come after a settled item of the same key. The queue returns them together with it."""
-        keys: set[int] = set()
-        found = []
-        for block in self.blocks:
-            for index, key in enumerate(block.batch.key_ids or ()):
-                offset = block.start + index
-                if offset in settled:
-                    keys.add(key)
-                elif key in keys and key != NO_KEY and self.state_of(offset) == OPEN:
-                    found.append(offset)
-        return found
+        if self._units is None:
+            by_key: dict[int, list[int]] = {}
+            for block in self.blocks:
+                for offset, key in zip(block.offsets, block.batch.key_ids or (), strict=False):
+                    by_key.setdefault(key, []).append(offset)
+            by_key.pop(NO_KEY, None)
+            self._units = {offset: unit for unit in by_key.values() if len(unit) > 1 for offset in unit}
+        units = {id(unit): unit for offset in settled if (unit := self._units.get(offset)) is not None}
+        later = (dropwhile(lambda offset: offset not in settled, unit) for unit in units.values())
+        return [offset for unit in later for offset in unit if offset not in settled and self.state_of(offset) == OPEN]
 
     def remember_extension(self, wall: int, timeout: int) -> None:
         self.deadline = wall + (timeout or self.timeout)
@@ -161,13 +164,14 @@ class HandledInBlock:
 class LeaseBase(HandledInBlock):
     """The base of `Lease` and `AsyncLease`: everything but the settle calls."""
 
-    __slots__ = ("_home", "_index", "_item", "_items", "_partition_lease")
+    __slots__ = ("_home", "_index", "_item", "_items", "_partition_lease", "offset")
 
-    def __init__(self, home: Any, partition_lease: PartitionLease, items: Items, index: int) -> None:
+    def __init__(self, home: Any, partition_lease: PartitionLease, items: LeasedItems, index: int, offset: int) -> None:
         self._home = home
         self._partition_lease = partition_lease
         self._items = items
         self._index = index
+        self.offset = offset
         self._item: Item | None = None
         self._span = None
 
@@ -178,15 +182,9 @@ class LeaseBase(HandledInBlock):
     def item(self) -> Item:
         """The item to work on."""
         if self._item is None:
-            held, index = self._partition_lease, self._index
-            start, batch, produced_at = self._items
-            attempts = held.attempts.get(start + index, 1)
-            self._item = Item(held.source, held.partition, start + index, batch, index, produced_at, attempts)
+            held, (_, batch, produced_at) = self._partition_lease, self._items
+            self._item = Item(held.source, held.partition, self.offset, batch, self._index, produced_at, self.attempts)
         return self._item
-
-    @property
-    def offset(self) -> int:
-        return self._items.start + self._index
 
     @property
     def id(self) -> str:
@@ -244,17 +242,17 @@ class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
 
     @staticmethod
     @abstractmethod
-    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> L: ...
+    def _lease(home: Any, partition_lease: PartitionLease, items: LeasedItems, index: int, offset: int) -> L: ...
 
     def _all(self) -> list[L]:
         """The leases, created at first use. A batch that is settled as a whole never creates them."""
         if self._leases is None:
             make, home = self._lease, self._home
             self._leases = [
-                make(home, lease, items, index)
+                make(home, lease, items, index, offset)
                 for lease in self._partition_leases
                 for items in lease.blocks
-                for index in range(len(items.batch))
+                for index, offset in enumerate(items.offsets)
             ]
         return self._leases
 
@@ -265,8 +263,8 @@ class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
             self._items = [
                 item
                 for lease in self._partition_leases
-                for start, batch, produced_at in lease.blocks
-                for item in items_of(lease.source, lease.partition, start, batch, produced_at, lease.attempts)
+                for block in lease.blocks
+                for item in items_of(lease.source, lease.partition, block.offsets, *block[1:], lease.attempts)
             ]
         return self._items
 
@@ -279,7 +277,8 @@ class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
         """The items as an Arrow record batch, in the same order. Needs penstock[arrow]."""
         from penstock.api.arrow import items_to_arrow
 
-        return items_to_arrow([(lease.partition, *block, lease.attempts) for lease in self._partition_leases for block in lease.blocks])
+        leases = self._partition_leases
+        return items_to_arrow([(one.partition, block.offsets, *block[1:], one.attempts) for one in leases for block in one.blocks])
 
     def __len__(self) -> int:
         return sum(map(len, self._partition_leases))

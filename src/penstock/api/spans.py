@@ -292,10 +292,10 @@ def _add_items(attributes: Attributes, items: Sequence[TracedItem], batch: bool)
 
 def _items_of(results: Iterable[LeaseResult]) -> Iterator[TracedItem]:
     for result in results:
-        for start, batch, _ in result.items:
-            if batch.headers is not None:
-                for index, packed in enumerate(batch.headers):
-                    yield result.partition, start + index, packed
+        for block in result.items:
+            if block.batch.headers is not None:
+                for offset, packed in zip(block.offsets, block.batch.headers, strict=True):
+                    yield result.partition, offset, packed
 
 
 def links_to(items: Iterable[TracedItem]) -> list[Link]:

@@ -49,6 +49,10 @@ def work(
         int | None, typer.Option(metavar="N", help="How many handlers run at once for one partition.", show_default=False)
     ] = None,
     batch: Annotated[int, typer.Option(metavar="N", help="Call the function with lists of up to this many items.")] = 0,
+    per_key: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --batch: the most items of one key in a call. [default: chosen]", show_default=False),
+    ] = None,
     handler_timeout: Annotated[str | None, typer.Option(metavar="DURATION", help="How long a handler may run.", show_default=False)] = None,
     lease_timeout: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The duration of leases.  [default: the queue's]", show_default=False)
@@ -84,6 +88,7 @@ def work(
         "processes": processes,
         "per_partition": per_partition,
         "batch": batch,
+        "per_key": per_key,
         "handler_timeout": None if handler_timeout is None else option_values.parse_duration(handler_timeout, "--handler-timeout"),
         "lease_timeout": None if lease_timeout is None else option_values.parse_duration(lease_timeout, "--lease-timeout"),
         "rate": rate,

@@ -354,17 +354,29 @@ class FrameColumns:
     def payloads(self, start: int, stop: int) -> list[bytes]:
         """The payloads of the offsets [start, stop). A small range decodes and caches all payloads."""
         if stop - start < self._count // 8:
-            return self._all_payloads[start - self.base : stop - self.base]
+            return list(self._all_items.payloads[start - self.base : stop - self.base])
         return self.payload.values(start - self.base, stop - self.base)
 
-    @cached_property
-    def _all_payloads(self) -> list[bytes]:
-        return self.payload.values(0, self._count)
-
     def batch(self, start: int | None = None, stop: int | None = None) -> Batch:
-        """The items at offsets [start, stop), by default all."""
+        """The items at offsets [start, stop), by default all. A small range decodes and caches all items."""
         low = 0 if start is None else start - self.base
         high = self._count if stop is None else stop - self.base
+        if high - low < self._count // 8:
+            return self._all_items.slice(low, high)
+        return self._decode(low, high)
+
+    @cached_property
+    def _all_items(self) -> Batch:
+        return self._decode(0, self._count)
+
+    def gather(self, chosen: Sequence[int]) -> Batch:
+        """The items at these offsets, in that order."""
+        base = self.base
+        if len(chosen) * 32 < self._count and "_all_items" not in vars(self):
+            return Batch.join([self._decode(offset - base, offset - base + 1) for offset in chosen])
+        return self._all_items.take([offset - base for offset in chosen])
+
+    def _decode(self, low: int, high: int) -> Batch:
         found: dict[str, Any] = {_COLUMNS[name]: column.values(low, high) for name, column in self.stored.items()}
         for name in _TEXTS & found.keys():
             found[name] = [None if value is None else value.decode() for value in found[name]]

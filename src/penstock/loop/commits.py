@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from penstock.loop import requests
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems, leased_items
 from penstock.loop.lease import LeaseStep
 from penstock.loop.notices import QueueNotices
 from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, PartitionHandle, PendingAnswer
@@ -228,7 +228,7 @@ class CommitTracker(PartitionSet):
         for handle, granted in parts:
             try:
                 partition = handle.usable_partition
-                items = [] if request.without_payloads else partition.items(granted.runs)
+                items = [] if request.without_payloads else leased_items(partition.read(granted.runs))
             except PenstockError as error:  # this part is not delivered; the others are
                 handle.read_error = error
                 handle.undelivered_leases.append(granted.lease)
@@ -283,12 +283,11 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
     return result[1] if isinstance(request, requests.FunctionRequest) else ()
 
 
-def _without_lost(granted: LeaseAnswer, items: Sequence[Items]) -> LeaseAnswer:
+def _without_lost(granted: LeaseAnswer, items: Sequence[LeasedItems]) -> LeaseAnswer:
     """The lease without the items that were found damaged."""
     if sum(len(part.batch) for part in items) == granted.count:
         return granted
-    runs = [edge for part in items for edge in (part.start, part.start + len(part.batch))]
-    return msgspec.structs.replace(granted, runs=runs)
+    return msgspec.structs.replace(granted, runs=[edge for part in items for edge in part.runs])
 
 
 def _refused(part: StoredPart, error: PenstockError) -> StoredPart:

@@ -1,6 +1,7 @@
 """Caches of a partition's items.
 
-Owns: `ItemCache` (items by offset) and `BlockCache` (the key ids and priorities of items, which rules decide by).
+Owns: `ItemCache` (items by offset), `leased_items` (what a consumer is given), and `BlockCache` (the key ids and
+priorities of items, which rules decide by).
 Everything in them can be read again from the log. Produced items are cached as they were given, so that a consumer
 close behind needs neither disk nor decoding. Small neighbouring frames are joined into one block, so that a backlog
 produced item by item is searched as fast as one produced in batches.
@@ -10,20 +11,23 @@ Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 from penstock.logs.columns import FrameColumns
 from penstock.logs.log import Gap, ReadableLog
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import pairs
+from penstock.rules.runs import offsets, pairs
 from penstock.rules.state import Block, MissingBlocks
 from penstock.words.batch import Batch
 from penstock.words.errors import StorageFailed
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
 
 CACHE_BYTES = 8 * MIB
+ROOM_BYTES = 7 * MIB
 ENTRY_BYTES = 400
 ITEM_BYTES = 40
 READ_AHEAD_ITEMS = 64
@@ -63,6 +67,10 @@ class ProducedItems:
     def batch(self, start: int, stop: int) -> Batch:
         return self._batch.slice(start - self.base, stop - self.base)
 
+    def gather(self, chosen: Sequence[int]) -> Batch:
+        base = self.base
+        return self._batch.take([offset - base for offset in chosen])
+
 
 class Items(NamedTuple):
     """Consecutive items; `start` is the offset of the first."""
@@ -70,6 +78,24 @@ class Items(NamedTuple):
     start: int
     batch: Batch
     produced_at: int
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        return range(self.start, self.start + len(self.batch))
+
+
+class LeasedItems(NamedTuple):
+    """Leased items that were produced together, in the order leased."""
+
+    runs: list[int]
+    """Flat runs of their offsets, in the same order."""
+    batch: Batch
+    produced_at: int
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Their offsets, in order. They are made at each call."""
+        return range(*self.runs) if len(self.runs) == 2 else offsets(self.runs)
 
 
 CachedItems: TypeAlias = FrameColumns | ProducedItems
@@ -86,6 +112,17 @@ class ReadResult(NamedTuple):
     """Runs of items that are neither in the log nor in a gap, such as those that retention deleted."""
 
 
+def leased_items(parts: Iterable[tuple[CachedItems, int, int]]) -> list[LeasedItems]:
+    """The items of these parts, in order. Neighbours that were produced together become one batch: a lease of many keys
+    takes few items in a row."""
+    found: list[LeasedItems] = []
+    for cached, same in groupby(parts, itemgetter(0)):
+        runs = [edge for _, start, stop in same for edge in (start, stop)]
+        batch = cached.batch(*runs) if len(runs) == 2 else cached.gather(offsets(runs))
+        found.append(LeasedItems(runs, batch, cached.wall))
+    return found
+
+
 class ItemCache:
     """The items that were produced or read last, by offset."""
 
@@ -94,12 +131,15 @@ class ItemCache:
         self._cached: dict[int, CachedItems] = {}
         self._bases: list[int] = []
         self._bytes = 0
-        self._read_to = 0  # where the last read ended: items before it are the least likely to be wanted
+        self._read: set[int] = set()
+        """The bases of the entries that were read: only these are removed to make room."""
+        self._wanted_from = 0
+        """The lowest offset of the last `collect`. What stands before it is the least likely to be wanted again."""
 
     def put(self, record: Produced, wall: int) -> None:
         """Cache produced items, if there is room."""
         if self._bytes > CACHE_BYTES:
-            if self._bases[0] >= self._read_to:
+            if not self._read:
                 return
             self._remove_read()
         self._add(ProducedItems(record, wall))
@@ -114,8 +154,9 @@ class ItemCache:
                 gaps, reached = self._fetch(start, stop)
                 cached = self._find(start)
             if cached is not None:
+                self._read.add(cached.base)
                 yield cached
-                start = self._read_to = cached.stop
+                start = cached.stop
                 continue
             gap = next((gap for gap in gaps if gap.start <= start < gap.stop), None)
             if gap is not None:
@@ -131,13 +172,23 @@ class ItemCache:
         found = self._find(start)
         if found is None or found.stop < stop:
             return None
-        self._read_to = max(self._read_to, found.stop)
+        self._read.add(found.base)
+        self._wanted_from = start
         return found
 
     def collect(self, runs: Sequence[int]) -> ReadResult:
         """Read the items of `runs`."""
         found = ReadResult([], [], [])
+        parts, cached = found.parts, None
+        self._wanted_from = min(runs, default=0)
         for start, stop in pairs(runs):
+            if cached is None or not cached.base <= start < cached.stop:
+                cached = self._find(start)
+                if cached is not None:
+                    self._read.add(cached.base)
+            if cached is not None and stop <= cached.stop:  # the common case: within one frame
+                parts.append((cached, start, stop))
+                continue
             at = start
             for one in self.read(start, stop):
                 first, end = (one.start, one.stop) if isinstance(one, Gap) else (one.base, one.stop)
@@ -161,9 +212,9 @@ class ItemCache:
 
     def _fetch(self, start: int, stop: int) -> tuple[list[Gap], int]:
         """Cache about FETCH_BYTES from `start` on. Gives the gaps, and the offset up to which the log was read."""
-        if self._bytes > CACHE_BYTES // 2:
+        if self._bytes > CACHE_BYTES:
             self._remove_read()
-        if self._bytes > CACHE_BYTES // 2:
+        if self._bytes > CACHE_BYTES:
             self.clear()
         stop = max(stop, start + READ_AHEAD_ITEMS)
         gaps: list[Gap] = []
@@ -186,7 +237,9 @@ class ItemCache:
         self._add(read)
 
     def _remove(self, low: int, high: int) -> None:
-        self._bytes -= sum(self._cached.pop(base).size_bytes + ENTRY_BYTES for base in self._bases[low:high])
+        for base in self._bases[low:high]:
+            self._bytes -= self._cached.pop(base).size_bytes + ENTRY_BYTES
+            self._read.discard(base)
         del self._bases[low:high]
 
     def _add(self, cached: CachedItems) -> None:
@@ -198,12 +251,22 @@ class ItemCache:
             self._bases.append(cached.base)
 
     def _remove_read(self) -> None:
-        """Remove everything before the end of the last read."""
-        self._remove(0, bisect_left(self._bases, self._read_to))
+        """Make room: remove what was read and stands before the last `collect`, then from the end what was read.
+
+        Leases of many keys read the same stretch of the log again and again, from its start to its end. If the stretch
+        is larger than the cache, its start stays.
+        """
+        self._remove(0, bisect_right(self._bases, self._wanted_from) - 1)
+        for base in sorted(self._read, reverse=True):
+            if self._bytes <= ROOM_BYTES:
+                break
+            at = bisect_left(self._bases, base)
+            self._remove(at, at + 1)
 
     def clear(self) -> None:
         self._cached.clear()
         self._bases.clear()
+        self._read.clear()
         self._bytes = 0
 
 

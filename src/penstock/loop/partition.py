@@ -608,17 +608,16 @@ class Partition:
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
         """The payloads of items, in the order of `runs`; damaged ones are left out and marked as lost."""
-        return [payload for cached, start, stop in self._read(runs) for payload in cached.payloads(start, stop)]
+        return [payload for cached, start, stop in self.read(runs) for payload in cached.payloads(start, stop)]
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Items in the order of `runs`; damaged ones are left out and marked as lost."""
-        if len(runs) == 2 and not self._closed and not self.failed:
-            cached = self._items.find(*runs)
-            if cached is not None:
-                return [Items(runs[0], cached.batch(*runs), cached.wall)]
-        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in self._read(runs)]
+        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in self.read(runs)]
 
-    def _read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
+    def read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
+        """Items in the order of `runs`: (cached items, first offset, stop). Damaged ones are as in `items`."""
+        if len(runs) == 2 and not self._closed and not self.failed and (cached := self._items.find(runs[0], runs[1])) is not None:
+            return [(cached, runs[0], runs[1])]
         self._check_usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")

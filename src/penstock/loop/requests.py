@@ -11,7 +11,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems
 from penstock.rules.calls import CallName, batch_content, fingerprint
 from penstock.rules.commands import Call, LeaseAnswer, Settled, Stored
 from penstock.rules.routing import digest, with_key_ids
@@ -179,7 +179,7 @@ class LeaseResult(NamedTuple):
 
     partition: int
     granted: LeaseAnswer
-    items: list[Items]
+    items: list[LeasedItems]
     seconds: float
     """How long the lease lasts from now."""
 

@@ -189,12 +189,7 @@ def _produced(pending: _Pending, state: State, record: records.Produced, now: in
 
 
 def _leased(pending: _Pending, state: State, record: records.Leased, now: int, command: commands.Command) -> None:
-    items = 0
-    for take in record.takes:
-        items += take.stop - take.start if take.taken is None else count(take.taken)
-    for line in record.line_takes:
-        items += line.stop - line.start
-    pending.append(("leased", items, NO_LEASE))
+    pending.append(("leased", record.count, NO_LEASE))
 
 
 def _completed(pending: _Pending, state: State, record: records.Completed, now: int, command: commands.Command) -> None:

@@ -230,10 +230,7 @@ def _load_leases(state: State, image: _StateImage) -> None:
     leases: Leases = state.leases
     for stored in image.leases:
         lease = LiveLease(Leased(stored.number, stored.deadline, stored.timeout, stored.consumer))
-        lease.given = stored.given
-        lease.count = sum(stop - start for start, stop, _, _ in stored.given)
-        lease.size = stored.size
-        lease.completed = RunSet(stored.completed) if stored.completed is not None else None
+        lease.restore(stored.given, stored.size, RunSet(stored.completed) if stored.completed is not None else None)
         leases.add(lease)
         state.keys.hold(lease.keys(), lease.number)
         state.outside_lanes.add_all(lease.runs())

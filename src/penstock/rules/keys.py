@@ -15,11 +15,14 @@ from heapq import heappop, heappush
 from penstock.rules.fences import Fences
 from penstock.rules.heaps import in_order
 from penstock.rules.lanes import Extent
+from penstock.rules.records import LineTake
 from penstock.rules.runs import RunSet, offsets
 from penstock.words.limits import LAST_PRIORITY
 
+BULK = 4
+"""When a change concerns more than one in so many entries of a heap, it is cheaper to rebuild the heap."""
 _FIELDS = 5
-_STOP = -4  # of the last extent, counted from the end
+_STOP, _POSITION = -4, -2  # of the last extent, counted from the end
 
 
 class PackedExtents:
@@ -28,93 +31,103 @@ class PackedExtents:
     Changes at the ends are fast; a change in the middle is rare and moves the whole array.
     """
 
-    __slots__ = ("_at", "_data")
+    __slots__ = ("at", "numbers")
 
     def __init__(self, extents: Iterable[Extent] = ()) -> None:
-        self._data = array("q")
-        self._at = 0  # index of the first extent; those before it were removed
+        self.numbers = array("q")
+        """start, stop, lane, position and ready_at of each extent, in order."""
+        self.at = 0
+        """The index in `numbers` of the first extent; those before it were removed."""
         for extent in extents:
             self.append(extent)
 
     def __len__(self) -> int:
-        return (len(self._data) - self._at) // _FIELDS
+        return (len(self.numbers) - self.at) // _FIELDS
 
     def __iter__(self) -> Iterator[Extent]:
-        return (Extent(*self._data[at : at + _FIELDS]) for at in range(self._at, len(self._data), _FIELDS))
+        return (Extent(*self.numbers[at : at + _FIELDS]) for at in range(self.at, len(self.numbers), _FIELDS))
 
     @property
     def items(self) -> int:
         """How many items are in the extents."""
-        return sum(self._data[self._at + 1 :: _FIELDS]) - sum(self._data[self._at :: _FIELDS])
+        return sum(self.numbers[self.at + 1 :: _FIELDS]) - sum(self.numbers[self.at :: _FIELDS])
 
     @property
     def first(self) -> Extent:
-        return Extent(*self._data[self._at : self._at + _FIELDS])
+        return Extent(*self.numbers[self.at : self.at + _FIELDS])
 
     @property
     def last(self) -> Extent:
-        return Extent(*self._data[-_FIELDS:])
+        return Extent(*self.numbers[-_FIELDS:])
 
     def append(self, extent: Extent) -> None:
-        self._data.extend(extent.astuple())
+        self.numbers.extend(extent.astuple())
 
     def appendleft(self, extent: Extent) -> None:
-        if self._at:
-            self._at -= _FIELDS
-            self._data[self._at : self._at + _FIELDS] = array("q", extent.astuple())
+        if self.at:
+            self.at -= _FIELDS
+            self.numbers[self.at : self.at + _FIELDS] = array("q", extent.astuple())
         else:
-            self._data[0:0] = array("q", extent.astuple())
+            self.numbers[0:0] = array("q", extent.astuple())
 
     def extend_last(self, stop: int) -> None:
         """Let the last extent end at `stop`."""
-        self._data[_STOP] = stop
+        self.numbers[_STOP] = stop
 
     def drop(self, offset: int) -> bool:
         """Remove one item; whether it was in an extent."""
-        data = self._data
-        starts = data[self._at :: _FIELDS]
+        data = self.numbers
+        starts = data[self.at :: _FIELDS]
         index = bisect_right(starts, offset) - 1  # right if all extents are ordered by offset; otherwise search them all
-        if index < 0 or not starts[index] <= offset < data[self._at + index * _FIELDS + 1]:
-            stops = data[self._at + 1 :: _FIELDS]
+        if index < 0 or not starts[index] <= offset < data[self.at + index * _FIELDS + 1]:
+            stops = data[self.at + 1 :: _FIELDS]
             index = next((at for at, (start, stop) in enumerate(zip(starts, stops, strict=True)) if start <= offset < stop), -1)
         if index < 0:
             return False
-        at = self._at + index * _FIELDS
+        at = self.at + index * _FIELDS
         left = Extent(*data[at : at + _FIELDS]).without(offset)
         data[at : at + _FIELDS] = array("q", [number for extent in left for number in extent.astuple()])
         return True
 
     def insert(self, new: Extent) -> bool:
         """Insert an extent by its position. False, and no change, if the position is inside or equal to another's."""
-        data = self._data
-        positions = data[self._at + 3 :: _FIELDS]
+        data = self.numbers
+        positions = data[self.at + 3 :: _FIELDS]
         index = bisect_left(positions, new.position)
-        start = self._at + (index - 1) * _FIELDS
+        start = self.at + (index - 1) * _FIELDS
         before = Extent(*data[start : start + _FIELDS]) if index else None
         if (index < len(positions) and positions[index] == new.position) or (
             before is not None and before.at_own_offset and new.position < before.stop
         ):
             return False
-        at = self._at + index * _FIELDS
+        at = self.at + index * _FIELDS
         data[at:at] = array("q", new.astuple())
         return True
 
-    def step(self) -> None:
-        """Remove the first item."""
-        data, at = self._data, self._at
-        start, stop, _, position, _ = data[at : at + _FIELDS]
-        if start + 1 < stop:
-            data[at] = start + 1
-            data[at + 3] = start + 1 if position == start else position
-            return
-        self._at += _FIELDS
-        if self._at * 2 > len(data):
-            del data[: self._at]
-            self._at = 0
+    def take(self, start: int, stop: int) -> None:
+        """Remove the items [start, stop), which are the first ones unless damage took a record."""
+        while start < stop:
+            data, at = self.numbers, self.at
+            if at >= len(data) or data[at] != start:
+                self.drop(start)
+                start += 1
+            elif data[at + 1] <= stop:
+                start = data[at + 1]
+                self.drop_first()
+            else:
+                data[at + 3] = stop if data[at + 3] == start else data[at + 3]
+                data[at] = start = stop
+
+    def drop_first(self) -> None:
+        """Remove the first extent. The array is shortened when more than half of it was removed."""
+        self.at += _FIELDS
+        if self.at * 2 > len(self.numbers):
+            del self.numbers[: self.at]
+            self.at = 0
 
     def clear(self) -> None:
-        del self._data[:]
-        self._at = 0
+        del self.numbers[:]
+        self.at = 0
 
 
 class KeyLine:
@@ -204,19 +217,30 @@ class KeyLines:
     def head(self, lane: int, position: int, offset: int, key: int) -> KeyLine | None:
         """The line of an entry of `free_heads`; None if the entry is stale."""
         found = self.by_key.get(key)
-        if not isinstance(found, KeyLine) or found.busy or not found.waiting:
+        if type(found) is not KeyLine or found.lease or found.backing_off or found.parked:
             return None
-        first = found.waiting.first
-        if self.fences and first.position >= self.fences.waits_from(key):
+        at, numbers = found.waiting.at, found.waiting.numbers
+        if at >= len(numbers) or numbers[at] != offset or numbers[at + 3] != position or numbers[at + 2] != lane:
             return None
-        return found if (first.tag, first.position, first.start) == (lane, position, offset) else None
+        if self.fences and position >= self.fences.waits_from(key):
+            return None
+        return found
 
-    def free_lines(self, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
-        """The valid entries of a lane's `free_heads`, best first, each with its line. A key may occur twice."""
-        for entry in in_order(self.free_heads[lane]):
-            line = self.head(lane, *entry)
-            if line is not None:
-                yield entry, line
+    def free_lines(self, lane: int, want: int = 1) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+        """The valid entries of a lane's `free_heads`, best first, each with its line. A key may occur twice.
+
+        `want` is about how many will be read: if that is a good part of them, it is cheaper to sort them all.
+        """
+        heads, mapped, fenced = self.free_heads[lane], self.by_key, bool(self.fences)
+        for entry in sorted(heads) if len(heads) <= want * BULK else in_order(heads):
+            position, start, key = entry
+            line = mapped.get(key)  # as in `head`: this is the innermost loop of leases with many keys
+            if type(line) is KeyLine and not line.lease and not line.backing_off and not line.parked:
+                at, numbers = line.waiting.at, line.waiting.numbers
+                if at >= len(numbers) or numbers[at] != start or numbers[at + 3] != position or numbers[at + 2] != lane:
+                    continue
+                if not fenced or position < self.fences.waits_from(key):
+                    yield entry, line
 
     def first_free(self, lane: int) -> KeyLine | None:
         """The line of the first free key of a lane."""
@@ -242,17 +266,31 @@ class KeyLines:
                 mapped[key] = lease
 
     def release(self, keys: Sequence[int], lease: int) -> None:
-        """Let a lease no longer hold these keys."""
-        mapped = self.by_key
+        """Let a lease no longer hold these keys; a key may occur several times."""
+        mapped, update_each = self.by_key, bool(self.fences) or self.freed is not None
+        new_heads: list[list[tuple[int, int, int]]] = [[] for _ in self.free_heads]
         for key in keys:
             found = mapped.get(key)
-            if found == lease:
+            if type(found) is KeyLine:
+                if found.lease != lease:
+                    continue
+                found.lease = 0
+                at, numbers = found.waiting.at, found.waiting.numbers
+                if update_each or found.backing_off or found.parked or at >= len(numbers):
+                    self.update_head(key, found)
+                else:
+                    new_heads[numbers[at + 2]].append((numbers[at + 3], numbers[at], key))
+            elif found == lease:
                 del mapped[key]
                 if self.freed is not None:
                     self.freed.append(key)
-            elif isinstance(found, KeyLine) and found.lease == lease:
-                found.lease = 0
-                self.update_head(key, found)
+        for heads, new in zip(self.free_heads, new_heads, strict=True):
+            if len(new) * BULK > len(heads):
+                heads += new
+                heads.sort()  # a sorted list is a heap, and is quickly sorted again
+            else:
+                for entry in new:
+                    heappush(heads, entry)
 
     def update_head(self, key: int, line: KeyLine) -> None:
         """After a change of a line: if it is free, remove it when empty, or add its head unless that is fenced."""
@@ -280,16 +318,47 @@ class KeyLines:
         if line.waiting.first.start != before:
             self.update_head(key, line)
 
-    def take(self, key: int, start: int, stop: int) -> None:
-        """Remove items [start, stop) from the front of a key's line."""
-        found = self.by_key.get(key)
-        if not isinstance(found, KeyLine):
-            return
-        for offset in range(start, stop):
-            if found.waiting and found.waiting.first.start == offset:
-                found.waiting.step()
+    def pass_over_each(self, keys: Sequence[int], start: int, lane: int, ready_at: int) -> None:
+        """Put the items from offset `start` on into the lines of these keys, in order, at their own offsets."""
+        mapped = self.by_key
+        stop = start
+        for index, key in enumerate(keys, 1):
+            stop += 1
+            if index < len(keys) and keys[index] == key:
+                continue  # items of one key in a row are put into its line together
+            line = mapped.get(key)
+            if type(line) is KeyLine:
+                numbers = line.waiting.numbers
+                if line.waiting.at < len(numbers) and numbers[_STOP] < start and numbers[_POSITION] < start:
+                    numbers.extend((start, stop, lane, start, ready_at))
+                    start = stop
+                    continue
+            self.pass_over(key, Extent(start, stop, lane, start, ready_at))
+            start = stop
+
+    def take(self, takes: Sequence[LineTake], lease: int) -> None:
+        """Remove items from the fronts of key lines; the lease holds their keys."""
+        mapped = self.by_key
+        for take in takes:
+            line = mapped.get(take.key)
+            if type(line) is not KeyLine:  # damage took the record that put them there
+                mapped[take.key] = lease
+                continue
+            line.lease = lease
+            waiting = line.waiting
+            at, numbers = waiting.at, waiting.numbers
+            if at < len(numbers) and numbers[at] == take.start and numbers[at + 1] == take.stop:
+                waiting.at = at = at + _FIELDS  # as `drop_first` does
+                if at * 2 > len(numbers):
+                    del numbers[:at]
+                    waiting.at = 0
             else:
-                found.drop(offset)
+                waiting.take(take.start, take.stop)
+        taken = {take.key for take in takes}
+        for heads in self.free_heads:
+            if heads and len(heads) <= len(taken) * BULK:  # otherwise the entries become stale
+                heads[:] = [entry for entry in heads if entry[2] not in taken]
+                heads.sort()
 
     def remove_lost(self, lost: RunSet) -> None:
         """Remove lost items from all lines. Their keys cannot be read any more, so every line is searched."""

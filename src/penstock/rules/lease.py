@@ -21,7 +21,7 @@ from penstock.rules.lanes import KEYED, SPARSE, Extent, Rank, aged_priority
 from penstock.rules.leases import EPOCH_SHIFT, LiveLease
 from penstock.rules.records import CallAnswered, LaneTake, Leased, LineTake, Lost, PassedOver, Record, pack_keys, unpack_keys
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import count, from_offsets, offsets, pairs
+from penstock.rules.runs import complement, count, from_offsets, offsets, pairs
 from penstock.rules.state import Block, BlockSource, State
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
@@ -108,10 +108,9 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
     lease = LiveLease(record)
     for take in record.takes:
         _apply_take(state, take, record.lease, now)
-    for line_take in record.line_takes:
-        state.keys.take(line_take.key, line_take.start, line_take.stop)
-        state.keys.hold((line_take.key,), record.lease)
-        state.passed_over.remove(line_take.start, line_take.stop)
+    if record.line_takes:
+        state.keys.take(record.line_takes, record.lease)
+        state.passed_over.remove_later([edge for take in record.line_takes for edge in (take.start, take.stop)])
     state.leases.add(lease)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
     if epoch > state.epoch:  # damage took the record of that opening; its lease numbers must not be given again
@@ -126,24 +125,27 @@ def apply_passed_over(state: State, record: PassedOver, now: Moment) -> None:
 
 def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
     extent = state.lanes.trim(take.lane, take.start, take.stop, take.left)
-    if take.taken is None:
+    if take.taken is None or count(take.taken) + count(take.passed) == take.stop - take.start:
         state.outside_lanes.add(take.start, take.stop)
     else:
         state.outside_lanes.add_all(take.taken)
+        state.outside_lanes.add_all(take.passed)
     if take.keys:
         state.keys.hold([key for key in unpack_keys(take.keys) if key], lease)
     if not take.passed:
         return
     ready_at = now.elapsed if extent is None else extent.ready_at
-    state.outside_lanes.add_all(take.passed)
     state.passed_over.add_all(take.passed)
-    keys = unpack_keys(take.passed_keys)
+    keys, at = unpack_keys(take.passed_keys), 0
     for start, stop in pairs(take.passed):
-        for key, same in groupby(zip(keys, range(start, stop)), lambda pair: pair[0]):  # noqa: B905 (keys go on)
-            items = [offset for _, offset in same]
-            position = items[0] if extent is None or extent.at_own_offset else extent.position
-            state.keys.pass_over(key, Extent(items[0], items[-1] + 1, take.lane, position, ready_at))
-        del keys[: stop - start]
+        following = keys[at : at + stop - start]
+        at += stop - start
+        if extent is None or extent.at_own_offset:
+            state.keys.pass_over_each(following, start, take.lane, ready_at)
+            continue
+        for key, same in groupby(following):
+            first, start = start, start + sum(1 for _ in same)
+            state.keys.pass_over(key, Extent(first, start, take.lane, extent.position, ready_at))
 
 
 # -- the plan ---------------------------------------------------------------------------------------
@@ -157,8 +159,7 @@ class Candidate(NamedTuple):
     since when it is ready (several returned items may stand at one position), lane."""
     lane: int
     since: int
-    head: tuple[int, int, int] | None = None
-    line: KeyLine | None = None
+    is_head: bool = False
 
 
 class Walk:
@@ -213,9 +214,10 @@ class LeasePlan:
         self._fenced = bool(state.keys.fences)
         self._jumped = False  # an item passed over becomes the head of a free line: apply that before anything after it is taken
         self._closed_keys: set[int] = set()  # keys of which this plan takes no more items
+        self._first_unread: dict[int | None, int] = {}  # what `_unread` found: the lanes do not change during a plan
         self._left: dict[int, int] = {}  # key → how many more of its items this plan may take
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
-        self._free_keys = {lane: state.keys.free_lines(lane) for lane, heads in enumerate(state.keys.free_heads) if heads}
+        self._free_keys = {lane: state.keys.free_lines(lane, command.want) for lane, heads in enumerate(state.keys.free_heads) if heads}
         self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
         self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
 
@@ -231,7 +233,7 @@ class LeasePlan:
         if best is None or self._beyond_worst_rank(Rank(best.rank[0], oldest)):
             return False
         lane, walk = best.lane, self._walks.get(best.lane)
-        if best.head is None:
+        if not best.is_head:
             assert walk is not None and walk.extent is not None
             if not walk.extent.tag:
                 self._take_plain(walk, walk.extent.stop)
@@ -240,21 +242,48 @@ class LeasePlan:
             else:
                 return False
             return True
-        if not self._may_go(best.rank[1], None):
-            return False
-        while best is not None and best.head is not None:
-            if self._moved_slots is not None and best.line is not None and self._moved_slots.is_stray_key(best.head[2]):
-                waiting = (offset for run in best.line.waiting for offset in range(run.start, run.stop))
+        return self._may_go(best.rank[1], None) and self._take_heads(lane, second)
+
+    def _take_heads(self, lane: int, second: tuple[int, int, bool, int, int] | None) -> bool:
+        """Take key after key from the heads of a lane, as long as no other candidate is better.
+
+        False if the plan must stop.
+        """
+        unread, closed, free_keys = self._unread(None), self._closed_keys, self._free_keys[lane]
+        aging, now, worst, moved = self.state.policy.priority_aging, self.now, self._worst_rank, self._moved_slots
+        aged_since, priority = -1, lane  # many items are ready since the same time
+        found = self._top_heads[lane]
+        while found is not None:
+            (_, start, key), line = found
+            if moved is not None and moved.is_stray_key(key):
+                waiting = (offset for run in line.waiting for offset in range(run.start, run.stop))
                 self.strays = list(islice(waiting, STRAY_ITEMS))
                 return False
-            self._take_head(best.head, best.line)
+            closed.add(key)
+            if self.per_key == 1:
+                self.line_takes.append(LineTake(key, lane, start, start + 1))
+                self._took_run(start, start + 1)
+            else:
+                self._take_unit(key, line)
             if not self.room:
                 break
-            following = self._top_head(lane)  # take key after key, as long as no other candidate is better
-            best = following if following is not None and (second is None or following.rank < second) else None
-            if best is not None and self._beyond_worst_rank(Rank(best.rank[0], best.since)):
-                return True  # an older candidate of its priority may still be good enough: the next step finds out
-            if best is not None and not self._may_go(best.rank[1], None):
+            for found in free_keys:
+                if found[0][2] not in closed:
+                    break
+            else:
+                found = None
+            self._top_heads[lane] = found
+            if found is None:
+                break
+            (position, start, _), line = found
+            since = line.waiting.numbers[line.waiting.at + 4]
+            if since != aged_since:
+                aged_since, priority = since, aged_priority(lane, since, aging, now)
+            if second is not None and (priority, position, position == start, since, lane) >= second:
+                break
+            if worst is not None and (priority, since) > worst:
+                break  # an older candidate of its priority may still be good enough: the next step finds out
+            if position > unread and not self._may_go(position, None):
                 return False
         return True
 
@@ -309,34 +338,36 @@ class LeasePlan:
             found = self._top_heads[lane] = next(self._free_keys[lane], None)
         if found is None:
             return None
-        entry, line = found
-        first = line.waiting.first
-        return Candidate(
-            (self._aged_priority(lane, first.ready_at), entry[0], first.at_own_offset, first.ready_at, lane),
-            lane,
-            first.ready_at,
-            entry,
-            line,
-        )
+        (position, start, _), line = found
+        since = line.waiting.numbers[line.waiting.at + 4]
+        return Candidate((self._aged_priority(lane, since), position, position == start, since, lane), lane, since, is_head=True)
 
-    def _take_head(self, entry: tuple[int, int, int], line: KeyLine | None) -> None:
-        assert line is not None
-        key = entry[2]
-        self._closed_keys.add(key)
+    def _take_unit(self, key: int, line: KeyLine) -> None:
+        """Take from the front of a key line: as many items as the plan may take of a key."""
+        at, numbers = line.waiting.at, line.waiting.numbers
         allowed = min(self.per_key, self.room)
-        unread = self._unread(None) if self.per_key > 1 else ENDLESS
-        limit = self.state.keys.fences.waits_from(key) if self.per_key > 1 and self.state.keys.fences else ENDLESS
-        for index, extent in enumerate(line.waiting):
-            if not allowed or extent.position >= limit:
+        unread = self._unread(None)
+        limit = self.state.keys.fences.waits_from(key) if self._fenced else ENDLESS
+        for index in range(at, len(numbers), 5):
+            start, stop, tag, position, _ = numbers[index : index + 5]
+            if not allowed or position >= limit:
                 break
-            stop = min(extent.stop, extent.start + allowed)
-            if extent.at_own_offset:
-                stop = min(stop, limit, max(unread, extent.start + (index == 0)))  # _step has checked that the head itself may be taken
-            if stop <= extent.start or extent.position > unread:
+            stop = min(stop, start + allowed)
+            if position == start:
+                stop = min(stop, limit, max(unread, start + (index == at)))  # _step has checked that the head itself may be taken
+            if stop <= start or position > unread:
                 break
-            allowed -= stop - extent.start
-            self.line_takes.append(LineTake(key, extent.tag, extent.start, stop))
-            self._took([extent.start, stop])
+            allowed -= stop - start
+            self.line_takes.append(LineTake(key, tag, start, stop))
+            self._took_run(start, stop)
+
+    def _took_run(self, start: int, stop: int) -> None:
+        if self.runs and self.runs[-1] == start:
+            self.runs[-1] = stop
+        else:
+            self.runs += (start, stop)
+        self.count += stop - start
+        self.room -= stop - start
 
     def _took(self, runs: list[int]) -> None:
         self.runs += runs
@@ -398,22 +429,27 @@ class LeasePlan:
     def _take_mostly_free(self, walk: Walk, keys: list[int]) -> None:
         """The common case: nearly every key is free and occurs once. Only other keys are checked one by one."""
         keys = keys[: self._scan_length(keys)]
-        unique = set(keys)
-        doubtful = (self.state.keys.by_key.keys() & unique) | (self._closed_keys & unique) | (self._left.keys() & unique)
-        if len(unique) < len(keys):
-            doubtful |= {key for key, times in Counter(keys).items() if times > 1}
-        doubtful.discard(NO_KEY)
-        jumps = (at for at, key in enumerate(keys) if key in doubtful and self._precedes_free_line(walk, walk.start + at, key))
-        if doubtful and (jump := next(jumps, None)) is not None:
+        unique, by_key, closed = set(keys), self.state.keys.by_key, self._closed_keys
+        busy = by_key.keys() & unique
+        free_lines = {key for key in busy - closed if type(line := by_key[key]) is KeyLine and not line.busy}
+        jumps = (at for at, key in enumerate(keys) if key in free_lines and self._precedes_free_line(walk, walk.start + at, key))
+        if free_lines and (jump := next(jumps, None)) is not None:
             keys = keys[: jump + 1]
             unique = set(keys)
-            doubtful &= unique
-        passed = [index for index, key in enumerate(keys) if key in doubtful and not self._claim_key(key)] if doubtful else []
+        busy |= closed & unique
+        several = self._left.keys() & unique
+        if len(unique) < len(keys):
+            several |= {key for key, times in Counter(keys).items() if times > 1}
+        several -= busy
+        several.discard(NO_KEY)
+        passed: list[int] = []
+        if busy or several:
+            passed = [index for index, key in enumerate(keys) if key in busy or (key in several and not self._claim_key(key))]
         if self.per_key == 1:
-            self._closed_keys |= unique - doubtful if doubtful else unique  # a doubtful key stays: its line may still be taken from
-            self._closed_keys.discard(NO_KEY)
+            closed |= unique - busy
+            closed.discard(NO_KEY)
         else:
-            self._left.update(dict.fromkeys(unique - doubtful, self.per_key - 1))
+            self._left.update(dict.fromkeys(unique - busy - several, self.per_key - 1))
         start, stop = walk.start, walk.start + len(keys)
         packed = pack_keys(keys) if unique != {NO_KEY} else b""
         if passed:
@@ -437,16 +473,16 @@ class LeasePlan:
 
     def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
         """Take [start, stop), which has these packed key ids, but pass over the items at the indexes `passed`."""
-        runs: list[int] = []
-        kept: list[bytes] = []
-        at = 0
-        for index in (*passed, stop - start):
-            if at < index:
-                runs += (start + at, start + index)
-                kept.append(packed[8 * at : 8 * index])
-            at = index + 1
-        passed_keys = b"".join([packed[8 * index : 8 * index + 8] for index in passed])
-        self.takes.append(LaneTake(lane, start, stop, runs, b"".join(kept), from_offsets([start + index for index in passed]), passed_keys))
+        if 2 * len(passed) < stop - start:
+            passed_runs = from_offsets([start + index for index in passed])
+            runs = complement(passed_runs, start, stop)
+        else:
+            runs = from_offsets([start + index for index in sorted(set(range(stop - start)).difference(passed))])
+            passed_runs = complement(runs, start, stop)
+        kept, passed_keys = [
+            b"".join([packed[8 * (low - start) : 8 * (high - start)] for low, high in pairs(part)]) for part in (runs, passed_runs)
+        ]
+        self.takes.append(LaneTake(lane, start, stop, runs, kept, passed_runs, passed_keys))
         self._took(runs)
 
     def _claim_key(self, key: int, position: int = 0) -> bool:
@@ -517,12 +553,10 @@ class LeasePlan:
 
     def _unread(self, own_lane: int | None) -> int:
         """The lowest position at which a lane other than `own_lane` may have unread keyed items."""
-        found = ENDLESS
-        if len(self._walks) > (own_lane is not None):
-            for lane in self._walks:
-                extent = self.state.lanes.first_keyed(lane) if lane != own_lane else None
-                if extent is not None:
-                    found = min(found, extent.position)
+        found = self._first_unread.get(own_lane)
+        if found is None:
+            firsts = [self.state.lanes.first_keyed(lane) for lane in self._walks if lane != own_lane]
+            found = self._first_unread[own_lane] = min((extent.position for extent in firsts if extent is not None), default=ENDLESS)
         return found
 
     def _read_ahead(self, position: int, own_lane: int | None) -> None:

@@ -7,8 +7,10 @@ the numbers of leases that completed all their items, as runs; and for a while t
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from itertools import repeat
+from itertools import dropwhile, repeat
+from sys import byteorder
 
 from penstock.rules.heaps import in_order
 from penstock.rules.records import Leased, pack_keys, unpack_keys
@@ -20,7 +22,10 @@ EPOCH_SHIFT = 40
 
 
 class LiveLease:
-    __slots__ = ("_items_per_key", "_open", "completed", "consumer", "count", "deadline", "given", "leased_at", "number", "size", "timeout")
+    __slots__ = (
+        *("_given", "_items_per_key", "_open", "_record", "_settled_of_unit", "_units", "completed", "consumer", "count"),
+        *("deadline", "leased_at", "number", "size", "timeout"),
+    )
 
     def __init__(self, record: Leased) -> None:
         self.number = record.lease
@@ -29,12 +34,28 @@ class LiveLease:
         self.leased_at = record.deadline - record.timeout
         """When it was given, by elapsed time. Not stored: after a replay from a Base, when it was last extended."""
         self.consumer = record.consumer
-        self.given = _given(record)
-        self.size = self.count = sum([stop - start for start, stop, _, _ in self.given])
+        self._record = record
+        self._given: list[tuple[int, int, int, bytes]] | None = None
+        self.size = self.count = record.count
         self.completed: RunSet | None = None
         """The items completed so far; None until the first partial `complete`."""
         self._open: dict[int, tuple[int, int]] | None = None
         self._items_per_key: Counter[int] | None = None
+        self._units: dict[int, list[int]] | None = None
+        self._settled_of_unit: dict[int, int] = {}
+        """Key → how many items at the front of its unit are settled: they are not read again."""
+
+    @property
+    def given(self) -> list[tuple[int, int, int, bytes]]:
+        """(start, stop, lane, packed key ids or b"") of all leased items, in order. It is made at first use."""
+        if self._given is None:
+            self._given = _given(self._record)
+        return self._given
+
+    def restore(self, given: list[tuple[int, int, int, bytes]], size: int, completed: RunSet | None) -> None:
+        """Set what a Base has stored of a lease: its open items, how many it had, and those that are completed."""
+        self._given, self.size, self.completed = given, size, completed
+        self.count = sum(stop - start for start, stop, _, _ in given)
 
     @property
     def all_completed(self) -> bool:
@@ -61,13 +82,18 @@ class LiveLease:
         """Flat runs of the open items, in the order leased."""
         if self._open is not None:
             return from_offsets(self._open)
+        if self._given is None:
+            return self._record.runs
         return [edge for start, stop, _, _ in self.given for edge in (start, stop)]
 
     def keys(self) -> list[int]:
-        """Key ids of the open items, without NO_KEY."""
+        """Key ids of the open items, without NO_KEY. A key of several items may occur once or several times."""
         if self._open is not None:
             return [key for _, key in self._open.values() if key]
-        return [key for _, _, _, packed in self.given if packed for key in unpack_keys(packed) if key]
+        if self._given is None:
+            packed = b"".join([take.keys for take in self._record.takes])
+            return [*(key for key in unpack_keys(packed) if key), *(take.key for take in self._record.line_takes)]
+        return [key for key in unpack_keys(b"".join([packed for _, _, _, packed in self.given])) if key]
 
     @property
     def items_per_key(self) -> "Counter[int]":
@@ -77,13 +103,23 @@ class LiveLease:
             self._items_per_key = found if len(found) < found.total() else Counter()
         return self._items_per_key
 
+    def unit(self, key: int) -> Iterator[int]:
+        """The open items of a key, in the order leased. Reading the first is O(1), if units are settled in order."""
+        if self._units is None:
+            self._units = {}
+            for offset, (_, its_key) in self.open_items.items():
+                self._units.setdefault(its_key, []).append(offset)
+        items = self._units.get(key, ())
+        for index in range(self._settled_of_unit.get(key, 0), len(items)):
+            if items[index] in self.open_items:
+                yield items[index]
+
     def later_of_key(self, offset: int) -> list[int]:
         """Open items of the same key that come after this one."""
         _, key = self.open_items[offset]
         if self.items_per_key[key] < 2:
             return []
-        unit = [other for other, (_, other_key) in self.open_items.items() if other_key == key]
-        return unit[unit.index(offset) + 1 :]
+        return list(dropwhile(lambda other: other != offset, self.unit(key)))[1:]
 
     def close(self, offset: int) -> tuple[int, int]:
         """Remove an open item; returns its lane and key id."""
@@ -92,6 +128,11 @@ class LiveLease:
         self.count -= 1
         if items_per_key:
             items_per_key[key] -= 1
+        if self._units is not None:
+            items, settled = self._units[key], self._settled_of_unit.get(key, 0)
+            while settled < len(items) and items[settled] not in self.open_items:
+                settled += 1
+            self._settled_of_unit[key] = settled
         return lane, key
 
     def add_completed(self, runs: list[int]) -> None:
@@ -115,8 +156,10 @@ def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
             size = 8 * (stop - start)
             given.append((start, stop, take.lane, take.keys[at : at + size]))
             at += size
-    lines = record.line_takes
-    return given + [(take.start, take.stop, take.lane, pack_keys([take.key]) * (take.stop - take.start)) for take in lines]
+    for line_take in record.line_takes:
+        start, stop = line_take.start, line_take.stop
+        given.append((start, stop, line_take.lane, line_take.key.to_bytes(8, byteorder) * (stop - start)))
+    return given
 
 
 class Leases:

@@ -89,6 +89,21 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     takes: list[LaneTake] = []
     line_takes: list[LineTake] = []
 
+    @property
+    def runs(self) -> list[int]:
+        """Flat runs of all leased items, in the order leased."""
+        found: list[int] = []
+        for take in self.takes:
+            found += (take.start, take.stop) if take.taken is None else take.taken
+        found += [edge for line in self.line_takes for edge in (line.start, line.stop)]
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many items were leased."""
+        runs = self.runs
+        return sum(runs[1::2]) - sum(runs[::2])
+
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):
     """Items of busy keys were passed over; nothing was leased yet."""

@@ -10,8 +10,8 @@ Owns: these decisions and their application, and `return_items`, which makes ite
   items after its leases ended. Such an item is completed if no consumer has leased it since, so that it is still ready.
 """
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
+from itertools import groupby, takewhile
 from operator import itemgetter
 from typing import TypeAlias
 
@@ -280,14 +280,21 @@ def _divide(lease: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[in
     refused = [offset for offset in unique if offset not in opened] if len(good) < len(unique) else []
     if not lease.items_per_key:
         return good, refused, []
-    chosen, blocked, early = set(good), set(), set()
-    for offset, (_, key) in opened.items():
+    early: set[int] = set()
+    for key, chosen in _by_key(lease, good).items():
+        settled = set(takewhile(chosen.__contains__, lease.unit(key)))
+        early |= chosen - settled
+    return [offset for offset in good if offset not in early] if early else good, refused, sorted(early)
+
+
+def _by_key(lease: LiveLease, chosen: Iterable[int]) -> dict[int, set[int]]:
+    """Key → the chosen items that have it; without items that have no key."""
+    found: dict[int, set[int]] = {}
+    for offset in chosen:
+        key = lease.open_items[offset][1]
         if key != NO_KEY:
-            if offset not in chosen:
-                blocked.add(key)
-            elif key in blocked:
-                early.add(offset)
-    return [offset for offset in good if offset not in early], refused, sorted(early)
+            found.setdefault(key, set()).add(offset)
+    return found
 
 
 def _answer_under_ended_lease(state: State, number: int, wanted: Sequence[int]) -> Settled:
@@ -316,7 +323,8 @@ def _later_items(lease: LiveLease, chosen: list[int]) -> list[int]:
     """Runs of the open items that come after a chosen item in its unit."""
     if not lease.items_per_key:
         return []
-    return from_offsets(sorted({later for offset in chosen for later in lease.later_of_key(offset)}))
+    firsts = [next(filter(some.__contains__, lease.unit(key))) for key, some in _by_key(lease, chosen).items()]
+    return from_offsets(sorted(later for first in firsts for later in lease.later_of_key(first)))
 
 
 def _bury(state: State, lease: LiveLease, chosen: list[int], reason: str, keep_later: bool = False) -> Buried:
@@ -358,7 +366,7 @@ def apply_completed_unleased(state: State, record: CompletedUnleased, now: Momen
 
 
 def _resolve(state: State, runs: list[int]) -> None:
-    state.completed.add_all(runs)
+    state.completed.add_later(runs)
     if state.ttl_overdue:
         state.ttl_overdue.remove_all(runs)
     if state.failures:

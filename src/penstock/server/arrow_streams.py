@@ -155,13 +155,12 @@ def write_leases(incarnation: int, results: Sequence[LeaseResult], wall: int) ->
     """A stream of leased items, with the columns lease_token and lease_deadline."""
     import pyarrow
 
-    blocks = [(result.partition, *block, result.granted.attempts) for result in results for block in result.items]
+    blocks = [(one.partition, block.offsets, *block[1:], one.granted.attempts) for one in results for block in one.items]
     tokens, deadlines = [], []
     for result in results:
         deadline = wall + round(result.seconds * SECOND)
         for block in result.items:
-            offsets = range(block.start, block.start + len(block.batch))
-            tokens += [format_token(Token(incarnation, result.partition, result.granted.lease, offset)) for offset in offsets]
+            tokens += [format_token(Token(incarnation, result.partition, result.granted.lease, offset)) for offset in block.offsets]
             deadlines += [deadline] * len(block.batch)
     found = items_to_arrow(blocks)
     found = found.append_column("lease_token", pyarrow.array(tokens, pyarrow.string()))
@@ -172,7 +171,7 @@ def write_log(items: Sequence[tuple[int, Items]], next_offsets: Offsets) -> byte
     """A stream of items. The metadata of its schema has the offsets from which to read on."""
     import pyarrow
 
-    found = items_to_arrow([(partition, *block, {}) for partition, block in items], 0)
+    found = items_to_arrow([(partition, block.offsets, *block[1:], {}) for partition, block in items], 0)
     return _stream(pyarrow, found.replace_schema_metadata({NEXT_OFFSETS: msgspec.json.encode(next_offsets)}))
 
 

@@ -382,10 +382,9 @@ def leased_items(incarnation: int, results: Sequence[LeaseResult], wall: int) ->
     found: list[LeasedItem] = []
     for partition, granted, blocks, seconds in results:
         deadline = values.timestamp(wall + round(seconds * SECOND))
-        for start, batch, produced_at in blocks:
-            produced = values.timestamp(produced_at)
-            for index in range(len(batch)):
-                offset = start + index
+        for block in blocks:
+            batch, produced = block.batch, values.timestamp(block.produced_at)
+            for index, offset in enumerate(block.offsets):
                 found.append(
                     _item(
                         LeasedItem,

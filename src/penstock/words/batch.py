@@ -70,7 +70,7 @@ class Batch(msgspec.Struct, gc=False):
                 return bytes([column[i] for i in indexes])
             return [column[i] for i in indexes]
 
-        return Batch(*(chosen(getattr(self, name)) for name in self.__struct_fields__))
+        return Batch(*[chosen(column) for column in msgspec.structs.astuple(self)])
 
     def slice(self, start: int, stop: int) -> "Batch":
         """The items at indexes [start, stop)."""
@@ -78,8 +78,7 @@ class Batch(msgspec.Struct, gc=False):
             return self
         if self.payloads_only:
             return Batch(self.payloads[start:stop])
-        columns = (getattr(self, name) for name in self.__struct_fields__)
-        return Batch(*(None if column is None else column[start:stop] for column in columns))  # type: ignore[arg-type]
+        return Batch(*[None if column is None else column[start:stop] for column in msgspec.structs.astuple(self)])  # type: ignore[arg-type]
 
     @property
     def payloads_only(self) -> bool:

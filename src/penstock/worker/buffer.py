@@ -96,6 +96,7 @@ class WorkerLease:
         "first_completed_at",
         "handle_spans",
         "has_abandoned_items",
+        "has_units",
         "keyed",
         "number",
         "partition",
@@ -121,6 +122,8 @@ class WorkerLease:
         self.first_completed_at = 0
         """When the first of its completed but unsettled items was completed."""
         self.keyed = any(part.batch.key_ids is not None for part in result.items)
+        self.has_units = False
+        """Whether it has several items of a key: a unit, which one call of the handler gets as a whole."""
 
     def keep(self) -> bool:
         """Make the broker extend the lease from now on.
@@ -159,6 +162,18 @@ LeasedItem: TypeAlias = tuple[WorkerLease, Item]
 """An item and the lease that holds it."""
 
 
+def divided_unit(taken: Sequence[LeasedItem], following: LeasedItem) -> int:
+    """How many of the last taken items are in one unit with the item that follows: they must not be taken without it.
+
+    0 if they are all that was taken: then no call could get the whole unit.
+    """
+    lease, key = following[0], following[1].key_bytes
+    size = 0
+    while key is not None and size < len(taken) and taken[-1 - size][0] is lease and taken[-1 - size][1].key_bytes == key:
+        size += 1
+    return size if size < len(taken) else 0
+
+
 # -- buffers -----------------------------------------------------------------------------------------
 
 
@@ -173,7 +188,7 @@ class ItemBuffer(Protocol):
         """Remove and give the next item; IndexError if no item may be handled now."""
 
     def take_many(self, most: int) -> list[LeasedItem]:
-        """Remove and give 1 to `most` items of one queue; IndexError if no item may be handled now."""
+        """Remove and give 1 to `most` items of one queue, units undivided; IndexError if no item may be handled now."""
 
     def put_back(self, pairs: Sequence[LeasedItem]) -> None:
         """Put items that were taken but not handled at the front."""
@@ -207,32 +222,45 @@ class PlainBuffer:
 
     def __init__(self) -> None:
         self._pairs: deque[LeasedItem] = deque()
+        self._lock = threading.Lock()  # not for `take`, which is atomic
         self.take = self._pairs.popleft
 
     def put(self, source: SourceQueue, pairs: Sequence[LeasedItem]) -> None:
         self._pairs.extend(pairs)
 
     def take_many(self, most: int) -> list[LeasedItem]:
-        found = [self.take()]
-        try:
-            while len(found) < most:
-                found.append(self.take())
-        except IndexError:
-            pass
-        return found
+        with self._lock:
+            pairs = self._pairs
+            found = [pairs.popleft()]
+            try:
+                while len(found) < most:
+                    found.append(pairs.popleft())
+            except IndexError:
+                return found
+            if found[-1][0].has_units and pairs:
+                size = divided_unit(found, pairs[0])
+                pairs.extendleft(reversed(found[len(found) - size :]))
+                del found[len(found) - size :]
+            return found
 
     def put_back(self, pairs: Sequence[LeasedItem]) -> None:
-        self._pairs.extendleft(reversed(pairs))
+        with self._lock:
+            self._pairs.extendleft(reversed(pairs))
 
     def handler_ended(self, pair: LeasedItem) -> None:
         return
 
     def remove(self, lease: WorkerLease) -> list[LeasedItem]:
-        found = self.clear()
-        self.put_back([pair for pair in found if pair[0] is not lease])
+        with self._lock:
+            found = self._take_all()
+            self._pairs.extendleft([pair for pair in reversed(found) if pair[0] is not lease])
         return [pair for pair in found if pair[0] is lease]
 
     def clear(self) -> list[LeasedItem]:
+        with self._lock:
+            return self._take_all()
+
+    def _take_all(self) -> list[LeasedItem]:
         found: list[LeasedItem] = []
         try:
             while True:
@@ -294,6 +322,10 @@ class _QueueBuffer:
         self._update_open(number)
         return pair
 
+    def first(self) -> LeasedItem | None:
+        """The next item, if there is no limit per partition: with one, leases have no units."""
+        return self._parts[0][0] if self._parts.get(0) else None
+
     def put_back(self, pair: LeasedItem) -> None:
         self.handler_ended(pair)
         self.served -= 1
@@ -348,6 +380,11 @@ class SharedBuffer:
             found = [queue.take()]
             while len(found) < most and queue.open:
                 found.append(queue.take())
+            if found[-1][0].has_units and (following := queue.first()) is not None:
+                size = divided_unit(found, following)
+                for pair in reversed(found[len(found) - size :]):
+                    queue.put_back(pair)
+                del found[len(found) - size :]
             return found
 
     def _best(self) -> _QueueBuffer:

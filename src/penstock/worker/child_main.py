@@ -48,20 +48,21 @@ _PR_SET_PDEATHSIG = 1
 
 
 class CallItems(NamedTuple):
-    """Consecutive items of one lease and one batch."""
+    """Items of one lease and one batch."""
 
     source: ItemSource
     token: Token
-    """The token of the first item; the other items have the following offsets."""
+    """The token of the first item; those of the others differ in the offset."""
+    offsets: list[int]
     batch: Batch
     produced_at: int
     attempts: list[int]
 
     def items(self) -> list[Item]:
-        _, partition, _, offset = self.token
+        numbered = enumerate(zip(self.offsets, self.attempts, strict=True))
         return [
-            Item(self.source, partition, offset + index, self.batch, index, self.produced_at, attempts)
-            for index, attempts in enumerate(self.attempts)
+            Item(self.source, self.token.partition, offset, self.batch, index, self.produced_at, attempts)
+            for index, (offset, attempts) in numbered
         ]
 
 

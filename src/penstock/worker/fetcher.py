@@ -36,7 +36,8 @@ FAST = 1_000 / SECOND
 MAX_BUFFERED = 8_000
 """The most items in the buffer."""
 PORTION = 250
-"""The most items of one lease, or a quarter of the wanted buffer if that is more. A small lease is settled sooner."""
+"""The most items of one lease, or a batch, or a quarter of the wanted buffer if that is more. A small lease is settled
+sooner."""
 MAX_UNSETTLED = 50_000
 """Nothing is leased while more handled items than this are unsettled."""
 SPREAD = 2 * MILLISECOND
@@ -175,6 +176,8 @@ class Fetcher:
         self._lease_timeout = MIN_LEASE_TIMEOUT
         """The timeout of the last lease."""
         self._asked_at = 0
+        self._per_key = settings.per_key or 1
+        """The most items of one key to lease at once."""
         self._leased = 0
         self._rate = 0.0
         """Items handled per microsecond, as a moving average."""
@@ -265,7 +268,7 @@ class Fetcher:
         if self._share:
             free = max(free, self._share * batch - buffer.in_handlers(source))
         room = free + ahead - waiting
-        return min(room, max(PORTION, ahead // 4)) if room > ahead // 2 else 0
+        return min(room, max(PORTION, batch, ahead // 4)) if room > ahead // 2 else 0
 
     def _room_by_partition(self, free: int, waiting: int, ahead: int, batch: int) -> int:
         """As `_room`, with a limit per partition. Leases are small, so that they come from several partitions.
@@ -306,11 +309,28 @@ class Fetcher:
             # Wait at most half a lease timeout, so that a lease granted early in the wait has half its time left.
             results = self._wait_for(self._operation(want, self._lease_timeout // 2))
         self._dry = sum(result.granted.count for result in results) < want
+        if results and not self._settings.per_key and self._handlers.default is not None:
+            self._per_key = self._choose_per_key(want, results)
         return results
+
+    def _choose_per_key(self, want: int, results: list[LeaseResult]) -> int:
+        """How many items of a key to ask for, so that as many keys as now would give what is wanted.
+
+        Items of one key cannot be handled side by side, so nobody else could handle them meanwhile.
+        """
+        keys = {key for result in results for part in result.items for key in part.batch.key_ids or ()}
+        return min(self._settings.batch, -(-want // len(keys))) if keys else 1
 
     def _operation(self, want: int, wait: int) -> LeaseItems:
         settings = self._settings
-        return LeaseItems(queue=self.source.incarnation, count=want, wait=wait, consumer=settings.name, timeout=settings.lease_timeout)
+        return LeaseItems(
+            queue=self.source.incarnation,
+            count=want,
+            wait=wait,
+            consumer=settings.name,
+            timeout=settings.lease_timeout,
+            per_key=self._per_key,
+        )
 
     def _wait_for(self, operation: LeaseItems) -> list[LeaseResult]:
         """Wait for the answer to a lease operation. Cancels it and gives an empty list when the worker drains first."""
@@ -342,12 +362,25 @@ class Fetcher:
             self._settler.discard_lease(lease)
             return
         source = ItemSource(self.source.name, result.granted.max_attempts)
-        items = [item for part in result.items for item in items_of(source, result.partition, *part, result.granted.attempts)]
+        partition, attempts = result.partition, result.granted.attempts
+        items = [item for part in result.items for item in items_of(source, partition, part.offsets, *part[1:], attempts)]
         if self._handlers.default is None:
             items = self._with_handler(lease, items)
+        if lease.keyed and self._settings.per_key != 1:
+            items = self._by_key(lease, items)
         if items:
             self._buffer.put(self.source, list(zip(repeat(lease), items)))
             self._pool.wake(-(-len(items) // (self._settings.batch or 1)))
+
+    def _by_key(self, lease: WorkerLease, items: list[Item]) -> list[Item]:
+        """The items, those of one key one after the other."""
+        groups: dict[object, list[Item]] = {}
+        for index, item in enumerate(items):
+            groups.setdefault(index if item.key_bytes is None else item.key_bytes, []).append(item)
+        if len(groups) == len(items):
+            return items
+        lease.has_units = True
+        return [item for group in groups.values() for item in group]
 
     def _log_fields(self, partition: int | None = None) -> dict[str, object]:
         return log_fields(queue=self.source.name, partition=partition, worker=self._settings.name)

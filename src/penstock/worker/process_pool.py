@@ -304,7 +304,8 @@ def _call_items(pairs: Sequence[LeasedItem]) -> CallItems:
     lease, first = pairs[0]
     token = Token(lease.source.incarnation, lease.partition, lease.number, first.offset)
     batch = first._batch.slice(first._index, first._index + len(pairs))
-    return CallItems(first._source, token, batch, first._produced_at, [item.attempts for _, item in pairs])
+    offsets, attempts = [item.offset for _, item in pairs], [item.attempts for _, item in pairs]
+    return CallItems(first._source, token, offsets, batch, first._produced_at, attempts)
 
 
 def _singly(things: Sequence[T]) -> list[list[T]]:

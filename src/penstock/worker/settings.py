@@ -62,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     batch: int
     """The most items of one call; 0 calls the handler with an item, not a list."""
+    per_key: int
+    """The most items of one key in one call; 0: the fetcher chooses it."""
     retry: RetryPolicy
     handler_timeout: int
     """0 is no timeout."""
@@ -83,6 +85,7 @@ def checked_settings(
     per_partition: int | None,
     processes: int,
     batch: int,
+    per_key: int | None,
     retry: RetryPolicy | None,
     handler_timeout: Seconds | None,
     lease_timeout: Seconds | None,
@@ -107,12 +110,27 @@ def checked_settings(
         per_partition=0 if per_partition is None else check_range("per_partition", per_partition, 1, MAX_CONCURRENCY),
         processes=processes,
         batch=check_range("batch", batch, 0, MAX_BATCH_ITEMS),
+        per_key=_checked_per_key(per_key, batch, per_partition),
         retry=retry or RetryPolicy(),
         handler_timeout=0 if handler_timeout is None else arguments.bounded_duration(handler_timeout, "handler_timeout", MILLISECOND),
         lease_timeout=arguments.lease_duration(lease_timeout),
         hooks=hooks or Hooks(),
         drain_timeout=None if drain_timeout is None else arguments.bounded_duration(drain_timeout, "drain_timeout"),
     )
+
+
+def _checked_per_key(per_key: int | None, batch: int, per_partition: int | None) -> int:
+    """The setting `per_key`; 0 if the fetcher shall choose it."""
+    if per_key is None:
+        return 0 if batch and per_partition is None else 1
+    check_range("per_key", per_key, 1, MAX_BATCH_ITEMS)
+    if per_key > max(1, batch):
+        raise InvalidRequest(
+            f"per_key is {per_key} and batch is {batch}; give at most as many as batch: a call gets the items of a key together"
+        )
+    if per_key > 1 and per_partition is not None:
+        raise InvalidRequest(f"per_key is {per_key} and per_partition {per_partition}; give only one of them")
+    return per_key
 
 
 class UntilEmpty(NamedTuple):

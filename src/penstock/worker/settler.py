@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,13 @@ _log = logging.getLogger("penstock.worker")
 class Settlement:
     """Items of one lease with the same outcome."""
 
-    __slots__ = ("items", "lease", "lease_lost_once", "outcome", "pause", "repeat_at", "request_id")
+    __slots__ = ("items", "later", "lease", "lease_lost_once", "outcome", "pause", "repeat_at", "request_id")
 
-    def __init__(self, lease: WorkerLease, items: list[Item], outcome: Outcome, request_id: bytes | None) -> None:
+    def __init__(self, lease: WorkerLease, items: list[Item], outcome: Outcome, request_id: bytes | None, later: list[Item]) -> None:
         self.lease = lease
         self.items = items
+        self.later = later
+        """Later items of their units: the queue returns them together with `items`."""
         self.outcome = outcome
         self.request_id = request_id
         """Makes a repeated request harmless. None for a completion, which needs no id."""
@@ -71,7 +73,7 @@ class Settlement:
 
     def part(self) -> SettlePart:
         lease, items = self.lease, self.items
-        whole = len(items) == lease.unsettled and not lease.has_abandoned_items
+        whole = len(items) == lease.unsettled and not lease.has_abandoned_items and not self.later
         return SettlePart(lease.partition, lease.number, None if whole else sorted([item.offset for item in items]))
 
     def traced_items(self) -> "Iterator[TracedItem]":
@@ -105,8 +107,8 @@ class Settler:
         self.wakeup = WakeUp()
         self.completed: deque[LeasedItem] = deque()
         """Completed items that are not settled yet."""
-        self.not_completed: deque[tuple[LeasedItem, Outcome]] = deque()
-        """Items with other outcomes that are not settled yet."""
+        self.not_completed: deque[tuple[LeasedItem, Outcome, Sequence[Item]]] = deque()
+        """Items with other outcomes that are not settled yet, each with the later items of its unit."""
         self.leases: set[WorkerLease] = set()
         """Leases with unsettled items."""
         self._partial: dict[WorkerLease, list[Item]] = {}
@@ -124,12 +126,12 @@ class Settler:
 
     # -- called by handlers ------------------------------------------------------------------------------
 
-    def settle(self, pair: LeasedItem, outcome: Outcome) -> None:
-        """Settle an item in the next round."""
+    def settle(self, pair: LeasedItem, outcome: Outcome, later: Sequence[Item] = ()) -> None:
+        """Settle an item in the next round. If it failed, the queue returns the later items of its unit with it."""
         if outcome is COMPLETED:
             self.completed.append(pair)
         else:
-            self.not_completed.append((pair, outcome))
+            self.not_completed.append((pair, outcome, later))
         if not self.wakeup.is_set:
             self.wakeup.set()
 
@@ -188,11 +190,12 @@ class Settler:
         """The settlements of this round; each inner list becomes one request."""
         now = self._source.now()
         by_request = self._take_repeats(now)
+        not_completed = self._take_not_completed()  # first: before an item of a unit fails, earlier ones are completed
         for lease, items in self._take_completed(now).items():
-            by_request[None].append(Settlement(lease, items, COMPLETED, None))
-        for outcome, leases in self._take_not_completed():
+            by_request[None].append(Settlement(lease, items, COMPLETED, None, []))
+        for outcome, leases in not_completed:
             request_id = self._next_request_id()
-            by_request[request_id] = [Settlement(lease, items, outcome, request_id) for lease, items in leases.items()]
+            by_request[request_id] = [Settlement(lease, items, outcome, request_id, later) for lease, (items, later) in leases.items()]
         return [settlements for settlements in by_request.values() if settlements]
 
     def _take_repeats(self, now: int) -> dict[bytes | None, list[Settlement]]:
@@ -229,16 +232,20 @@ class Settler:
                 del found[lease]
         return found
 
-    def _take_not_completed(self) -> list[tuple[Outcome, dict[WorkerLease, list[Item]]]]:
-        """Items with other outcomes, by outcome and lease. Each item with follow-ups gets a request of its own."""
+    def _take_not_completed(self) -> list[tuple[Outcome, dict[WorkerLease, tuple[list[Item], list[Item]]]]]:
+        """Items with other outcomes and the later ones of their units, by outcome and lease.
+
+        Each item with follow-ups gets a request of its own.
+        """
         waiting = self.not_completed
-        grouped: dict[Outcome, dict[WorkerLease, list[Item]]] = defaultdict(lambda: defaultdict(list))
-        single: list[tuple[Outcome, dict[WorkerLease, list[Item]]]] = []
-        for (lease, item), outcome in [waiting.popleft() for _ in range(len(waiting))]:
+        grouped: dict[Outcome, dict[WorkerLease, tuple[list[Item], list[Item]]]] = defaultdict(lambda: defaultdict(lambda: ([], [])))
+        single: list[tuple[Outcome, dict[WorkerLease, tuple[list[Item], list[Item]]]]] = []
+        for (lease, item), outcome, later in [waiting.popleft() for _ in range(len(waiting))]:
             if outcome.follow_ups:
-                single.append((outcome, {lease: [item]}))
+                single.append((outcome, {lease: ([item], [])}))
             else:
-                grouped[outcome][lease].append(item)
+                grouped[outcome][lease][0].append(item)
+                grouped[outcome][lease][1].extend(later)
         return [*grouped.items(), *single]
 
     def _next_request_id(self) -> bytes:
@@ -313,12 +320,16 @@ class Settler:
     # -- answers -----------------------------------------------------------------------------------------
 
     def _handle_answer(self, settlement: Settlement, answer: Settled | Refused) -> None:
-        lease, items = settlement.lease, settlement.items
+        lease, items, later = settlement.lease, settlement.items, settlement.later
         error = None if isinstance(answer, Settled) else answer.error()
         if isinstance(answer, Settled):
             refused = set(answer.refused)
             late = [item for item in items if item.offset in refused] if refused else []
-            self._count(lease, settlement.outcome.name, len(items) - len(late) - len(answer.buried))
+            if answer.early:  # an earlier item of its unit is not settled yet
+                self._settle_again(settlement, set(answer.early))
+                later = settlement.later
+            self._count(lease, settlement.outcome.name, len(items) - len(late) - len(answer.early) - len(answer.buried))
+            self._count(lease, "returned", len(later))
             if answer.buried:
                 self._count_buried(settlement, answer.buried)
         elif isinstance(error, LeaseLost) and not settlement.lease_lost_once:
@@ -327,7 +338,7 @@ class Settler:
             self._repeats.append(settlement)
             return
         elif isinstance(error, LeaseLost):
-            late = items
+            late = [*items, *later]
             self.lease_lost(lease)
         elif error is not None and settlement.outcome.follow_ups and not error.retryable and not isinstance(error, BrokerClosed):
             text = "the follow-ups of an item of queue %r could not be made, the item is retried if it is not completed: %s"
@@ -345,6 +356,15 @@ class Settler:
         if late:
             self._count(lease, "late", len(late))
             self._report_late(lease, late)
+
+    def _settle_again(self, settlement: Settlement, early: set[int]) -> None:
+        """Settle items in the next round that came before an earlier item of their unit."""
+        keys = {item.key_bytes for item in settlement.items if item.offset in early}
+        for item in settlement.items:
+            if item.offset in early:
+                later = [other for other in settlement.later if other.key_bytes == item.key_bytes]
+                self.settle((settlement.lease, item), settlement.outcome, later)
+        settlement.later = [item for item in settlement.later if item.key_bytes not in keys]
 
     def discard_lease(self, lease: WorkerLease) -> None:
         """Count the items of a lease that ended before they were handled as late."""
@@ -366,8 +386,9 @@ class Settler:
             text = "%d items of queue %r cannot be settled, their lease expires: %s"
             _log.error(text, len(settlement.items), self._source.name, error, extra=self._log_fields(settlement))
             settlement.lease.has_abandoned_items = True
-            self._count(settlement.lease, "late", len(settlement.items))
-            self._report_late(settlement.lease, settlement.items)
+            abandoned = [*settlement.items, *settlement.later]
+            self._count(settlement.lease, "late", len(abandoned))
+            self._report_late(settlement.lease, abandoned)
             return
         text = "settling %d items of queue %r failed and is repeated: %s"
         _log.warning(text, len(settlement.items), self._source.name, error, extra=self._log_fields(settlement))

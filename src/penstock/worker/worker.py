@@ -59,6 +59,9 @@ class Worker:
         level of a module.
     batch: call the handler with a list of up to this many items. All items are completed when it returns, all failed
         when it raises, and some failed when it raises `Failed({id: reason})`.
+    per_key: with `batch`: the most items of one key in one call, in their order. When one of them fails, the later ones
+        of its key fail with it, without an attempt. By default the worker chooses: as many as fill a batch with the
+        keys that are free. Without `batch` it is 1.
     retry: how long an item waits for its next attempt; see `RetryPolicy`.
     handler_timeout: a handler that runs longer than this has failed. A child process is killed and a task is cancelled.
         A thread cannot be stopped: its result is ignored, and `context.cancelled` becomes true.
@@ -81,6 +84,7 @@ class Worker:
         per_partition: int | None = None,
         processes: int = 0,
         batch: int = 0,
+        per_key: int | None = None,
         retry: RetryPolicy | None = None,
         handler_timeout: Seconds | None = None,
         lease_timeout: Seconds | None = None,
@@ -96,6 +100,7 @@ class Worker:
             per_partition=per_partition,
             processes=processes,
             batch=batch,
+            per_key=per_key,
             retry=retry,
             handler_timeout=handler_timeout,
             lease_timeout=lease_timeout,
@@ -103,6 +108,8 @@ class Worker:
             hooks=hooks,
             drain_timeout=drain_timeout,
         )
+        if handler is None and self._settings.per_key > 1:
+            raise InvalidRequest("per_key needs one handler for all items; give a handler, or leave per_key out")
         self._handlers = Handlers(None if handler is None else Handler(handler))
         if processes and handler is not None:
             pickle_handlers(self._handlers)  # raises if it cannot be sent to a child process

@@ -74,7 +74,7 @@ class AsyncCursor:
         from penstock.api.arrow import items_to_arrow
 
         found = await self._read_next(page_limit(limit))
-        return items_to_arrow([(partition, *items, {}) for partition, items in found], 0)
+        return items_to_arrow([(partition, items.offsets, *items[1:], {}) for partition, items in found], 0)
 
     def __aiter__(self) -> "AsyncCursor":
         return self
@@ -99,7 +99,7 @@ class AsyncCursor:
         self._page = self._items(found)[::-1]
 
     def _items(self, found: list[tuple[int, Items]]) -> list[Item]:
-        return [item for partition, part in found for item in items_of(self._source, partition, *part, {}, 0)]
+        return [item for partition, part in found for item in items_of(self._source, partition, part.offsets, *part[1:], {}, 0)]
 
     async def _read_next(self, limit: int) -> list[tuple[int, Items]]:
         self._check_open()

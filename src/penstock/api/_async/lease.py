@@ -13,7 +13,7 @@ from penstock.api.homes import AsyncHome
 from penstock.api.items import NewItem
 from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
 from penstock.api.traces import active_tracer
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems
 from penstock.loop.requests import SettleAction
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
@@ -195,8 +195,8 @@ class AsyncLeaseBatch(LeaseBatchBase[AsyncLease]):
         return LeaseSelection(leases[0].incarnation if leases else 0, action, leases[0].queue if leases else "").add_open(leases)
 
     @staticmethod
-    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> AsyncLease:
-        return AsyncLease(home, partition_lease, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: LeasedItems, index: int, offset: int) -> AsyncLease:
+        return AsyncLease(home, partition_lease, items, index, offset)
 
     async def __aenter__(self) -> "AsyncLeaseBatch":
         self._begin_handling()

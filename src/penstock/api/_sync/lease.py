@@ -14,7 +14,7 @@ from penstock.api.homes import Home
 from penstock.api.items import NewItem
 from penstock.api.leases import OPEN, LeaseBase, LeaseBatchBase, LeaseSelection, PartitionLease, Reason, reason_text
 from penstock.api.traces import active_tracer
-from penstock.loop.item_cache import Items
+from penstock.loop.item_cache import LeasedItems
 from penstock.loop.requests import SettleAction
 from penstock.operations import FindQueue, SettleItems
 from penstock.words.batch import Batch
@@ -196,8 +196,8 @@ class LeaseBatch(LeaseBatchBase[Lease]):
         return LeaseSelection(leases[0].incarnation if leases else 0, action, leases[0].queue if leases else "").add_open(leases)
 
     @staticmethod
-    def _lease(home: Any, partition_lease: PartitionLease, items: Items, index: int) -> Lease:
-        return Lease(home, partition_lease, items, index)
+    def _lease(home: Any, partition_lease: PartitionLease, items: LeasedItems, index: int, offset: int) -> Lease:
+        return Lease(home, partition_lease, items, index, offset)
 
     def __enter__(self) -> "LeaseBatch":
         self._begin_handling()
