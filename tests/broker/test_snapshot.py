@@ -12,6 +12,7 @@ from penstock.errors import InvalidRequest
 from penstock.logs.files.filesystem import Mode, SystemFiles
 from penstock.operations import (
     OPERATIONS,
+    CancelItems,
     ClearItems,
     CompactQueue,
     CreateQueue,
@@ -39,6 +40,7 @@ from penstock.operations import (
     ReleaseKey,
     RenewStream,
     ReportProgress,
+    RescheduleItems,
     ResizeQueue,
     SeekItems,
     SetReadOnly,
@@ -191,6 +193,8 @@ CHANGES: list[Operation[Any]] = [
     CompactQueue(),
     ClearItems(states=["ready"]),
     SeekItems(start=0),
+    CancelItems(items=[(0, 0)]),
+    RescheduleItems(items=[(0, 0)], delay=1),
     RedriveItems(items={0: [0]}, to=1),
     ReleaseKey(key=1),
     MoveCursor(name="c", to={0: 1}),
