@@ -52,6 +52,7 @@ from penstock.rules.commands import (
     Send,
     SetProgress,
     Settled,
+    SkipWaiting,
     Stored,
     StraysFound,
 )
@@ -254,6 +255,9 @@ class PartitionUnderTest:
 
     def seek(self, offset: int) -> int:
         return self._count(Seek(offset))
+
+    def skip(self, offset: int) -> int:
+        return self._count(SkipWaiting(offset))
 
     def redrive(self, *which: int) -> int:
         return self._count(Redrive(which or None))

@@ -37,6 +37,7 @@ EVENTS = {
     "Seek": (Transition.SOUGHT,),
     "Redrive": (Transition.REDRIVEN,),
     "CancelWaiting": (Transition.CANCELLED,),
+    "SkipWaiting": (Transition.CLEARED,),
     "RescheduleWaiting": (Transition.RESCHEDULED, Transition.DUE),
     "PutCursor": (),
     "ForgetCursor": (),

@@ -175,8 +175,9 @@ class RandomCommands(RandomDraws):
     def _clear(self, model: PartitionModel, now: Moment) -> c.Clear:
         return c.Clear(*(self.happens(0.4) for _ in range(4)))
 
-    def _seek(self, model: PartitionModel, now: Moment) -> c.Seek:
-        return c.Seek(self.rng.randrange(len(model.items) + 2))
+    def _seek(self, model: PartitionModel, now: Moment) -> c.Seek | c.SkipWaiting:
+        kind = c.SkipWaiting if self.happens(0.4) else c.Seek
+        return kind(self.rng.randrange(len(model.items) + 2))
 
     def _redrive(self, model: PartitionModel, now: Moment) -> c.Redrive:
         buried = [item.offset for item in model.items if item.state is ItemState.BURIED]

@@ -322,6 +322,13 @@ def _seek(model: ModelState, command: c.Seek, now: Moment, answer: Any) -> None:
         model.to_tail(item, now, position=item.offset)
 
 
+def _skip(model: ModelState, command: c.SkipWaiting, now: Moment, answer: Any) -> None:
+    chosen = [item for item in model.items[: command.offset] if item.waits]
+    assert answer == c.ItemCount(len(chosen)), f"skip gave {answer}, not {len(chosen)}"
+    for item in chosen:
+        model.resolve(item)
+
+
 def _redrive(model: ModelState, command: c.Redrive, now: Moment, answer: Any) -> None:
     """Buried items become ready: at the tail, or at their old position if they parked their key."""
     buried = [item.offset for item in model.items if item.state is ItemState.BURIED]
@@ -470,6 +477,7 @@ _CHECKS: dict[type, Callable[[ModelState, Any, Moment, Any], None]] = {
     c.Seek: _seek,
     c.Redrive: _redrive,
     c.CancelWaiting: _cancel,
+    c.SkipWaiting: _skip,
     c.RescheduleWaiting: _reschedule,
     c.PutCursor: _move_cursor,
     c.ForgetCursor: _release_cursor,

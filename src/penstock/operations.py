@@ -338,10 +338,11 @@ class RescheduleItems(Operation[list[ItemChange]]):
 
 class SeekItems(Operation[int]):
     """Make completed items ready again: from an offset on in each of these partitions, or in all from a time on
-    (wall).
+    (wall). With `skip`: complete the waiting items before that point.
     """
 
     start: Offsets | int
+    skip: bool = False
 
 
 class RedriveItems(Operation[int]):

@@ -112,6 +112,17 @@ def test_seek_makes_completed_items_ready_again(opener: BrokerOpener, manual_clo
     assert [item.id for item in queue.items("ready")] == ids[3:]
 
 
+def test_seek_skips_waiting_items_before_a_point(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
+    queue = manual_clock_broker.create_queue("orders")
+    ids = fill(queue, 3)
+    opener.clock.advance(60 * SECOND)
+    ids += fill(queue, 2)
+    assert queue.seek(ids[1], skip=True) == 1
+    assert queue.seek(at=datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC), skip=True) == 2
+    assert [item.id for item in queue.items("ready")] == ids[3:]
+    assert queue.seek(ids[0]) == 3
+
+
 def test_resize_keeps_everything_and_the_order_of_keys(broker: Broker) -> None:
     queue = broker.create_queue("orders")
     for n in range(3):

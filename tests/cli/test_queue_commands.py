@@ -128,6 +128,8 @@ def test_seek(orders_cli: CommandLine) -> None:
     assert orders_cli.out("queue", "seek", "orders", f"{partition}-1") == "2 items ready again"
     assert orders_cli.json("queue", "seek", "orders", "--at", "2020-01-01T00:00:00Z") == {"queue": "orders", "ready_again": 1}
     assert orders_cli.json("queue", "seek", "orders", "--at", "2999-01-01T00:00:00Z")["ready_again"] == 0
+    assert orders_cli.out("queue", "seek", "orders", "--at", "2999-01-01T00:00:00Z", "--skip", "--yes") == "3 items skipped"
+    assert orders_cli.json("queue", "seek", "orders", "--at", "2020-01-01T00:00:00Z")["ready_again"] == 3
     assert "seek needs a start" in orders_cli.refused("queue", "seek", "orders")
     assert "seek needs a start" in orders_cli.refused("queue", "seek", "orders", first, "--at", "2020-01-01")
 

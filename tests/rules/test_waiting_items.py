@@ -86,6 +86,45 @@ def test_retention_forgets_cancelled_items_but_not_that_their_dedup_ids_are_free
     assert not partition.store(items(["2"], dedups=["once"])).repeated
 
 
+# -- skip --------------------------------------------------------------------------------------------
+
+
+def test_waiting_items_before_a_point_are_skipped_and_a_seek_brings_them_back(partition: PartitionUnderTest) -> None:
+    partition.produce("leased", "buried", "ready")
+    partition.produce("scheduled", at=partition.after(60))
+    partition.produce("after")
+    partition.lease(1, timeout=1_000)
+    partition.bury(partition.lease(1).lease)
+    assert partition.skip(4) == 2
+    assert partition.skip(4) == 0
+    partition.restart()
+    partition.advance(61)
+    assert [partition.state_of(offset) for offset in range(4)] == [
+        ItemState.LEASED,
+        ItemState.BURIED,
+        ItemState.COMPLETED,
+        ItemState.COMPLETED,
+    ]
+    assert partition.lease_texts() == ["after"]
+    assert partition.seek(0) == 2
+    assert partition.lease_texts() == ["ready", "scheduled"]
+
+
+def test_the_key_of_a_skipped_item_goes_on(partition: PartitionUnderTest) -> None:
+    partition.produce("1", "2", "3", "4", key="k")
+    first = partition.lease(4)
+    assert partition.skip(3) == 2
+    partition.complete(first.lease)
+    assert partition.lease_texts() == ["4"]
+
+
+def test_one_record_skips_a_limited_number_of_items(partition: PartitionUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_items, "SKIP_ITEMS", 2)
+    partition.produce("a", "b", "c", "d")
+    assert [partition.skip(3), partition.skip(3), partition.skip(3)] == [2, 1, 0]
+    assert partition.lease_texts() == ["d"]
+
+
 # -- reschedule --------------------------------------------------------------------------------------
 
 

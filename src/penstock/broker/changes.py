@@ -120,7 +120,16 @@ def seek(engine: QueueEngine, operation: SeekItems) -> int:
         starts = {handle: handle.usable_partition.offset_at(operation.start) for handle in target_partitions(engine, None)}
     else:
         starts = {handle: offset for number, offset in operation.start.items() for handle in target_partitions(engine, number)}
+    if operation.skip:
+        return sum(_once(engine, handle, partial(_skip, engine, handle, offset)) for handle, offset in starts.items())
     return sum(_total(engine, [handle], commands.Seek(offset)) for handle, offset in starts.items())
+
+
+def _skip(engine: QueueEngine, handle: PartitionHandle, offset: int) -> int:
+    total = 0
+    while items := _run_to_end(engine, handle, commands.SkipWaiting(offset)):
+        total += items
+    return total
 
 
 def redrive(engine: QueueEngine, operation: RedriveItems) -> int:
@@ -339,7 +348,10 @@ def _clear_line(operation: ClearItems, name_of: Callable[[int], str | None], ans
 
 
 def _seek_line(operation: SeekItems, name_of: Callable[[int], str | None], answer: int) -> str:
-    return f"{answer} completed items of queue {name_of(operation.queue)!r} are ready again after a seek"
+    name = name_of(operation.queue)
+    if operation.skip:
+        return f"{answer} waiting items of queue {name!r} were skipped by a seek"
+    return f"{answer} completed items of queue {name!r} are ready again after a seek"
 
 
 def _redrive_line(operation: RedriveItems, name_of: Callable[[int], str | None], answer: int) -> str:

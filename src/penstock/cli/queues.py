@@ -339,14 +339,19 @@ def seek(
     at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Items that were produced at this time or later.", show_default=False)
     ] = None,
+    skip: Annotated[bool, typer.Option("--skip", help="Go forward: complete the items that wait before that point.")] = False,
+    yes: YesOption = False,
 ) -> None:
-    """Make completed items ready again, if retention has not deleted them."""
+    """Make completed items ready again, if retention has not deleted them; or skip the items before a point."""
     if (id is None) == (at is None):
         raise CommandFailed("seek needs a start; give either the ID of an item, or --at TIME")
     moment = None if at is None else option_values.parse_time(at, "--at")
+    if skip:
+        session.confirm(f"completes, without handling them, the items of queue {queue} that wait before {id or at}", yes)
     with session.broker() as broker:
-        items = broker.queue(queue).seek(id, at=moment)
-    session.print_answer({"queue": queue, "ready_again": items}, f"{text_output.format_count(items, 'item')} ready again")
+        items = broker.queue(queue).seek(id, at=moment, skip=skip)
+    field, said = ("skipped", "skipped") if skip else ("ready_again", "ready again")
+    session.print_answer({"queue": queue, field: items}, f"{text_output.format_count(items, 'item')} {said}")
 
 
 @command(group, "compact")

@@ -256,6 +256,10 @@ def _cancelled(pending: _Pending, state: State, record: records.Cancelled, now: 
     pending.append(("cancelled", count(record.runs), NO_LEASE))
 
 
+def _skipped(pending: _Pending, state: State, record: records.Skipped, now: int, command: commands.Command) -> None:
+    pending.append(("cleared", count(record.runs), NO_LEASE))
+
+
 def _rescheduled(pending: _Pending, state: State, record: records.Rescheduled, now: int, command: commands.Command) -> None:
     pending.append(("rescheduled", count(record.runs), NO_LEASE))
 
@@ -280,6 +284,7 @@ _RULES: dict[type, Callable[[_Pending, State, Any, int, commands.Command], None]
     records.Sent: _sent,
     records.Cleared: _cleared,
     records.Cancelled: _cancelled,
+    records.Skipped: _skipped,
     records.Rescheduled: _rescheduled,
     records.Dropped: _dropped,
 }

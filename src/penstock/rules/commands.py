@@ -269,6 +269,12 @@ class CancelWaiting(msgspec.Struct, gc=False):
     offsets: Sequence[int]
 
 
+class SkipWaiting(msgspec.Struct, gc=False):
+    """Complete waiting items before `offset`: the first of them, so many as one record may have."""
+
+    offset: int
+
+
 class RescheduleWaiting(msgspec.Struct, gc=False):
     """Give those of these items that wait another time: `at` (wall), or `delay` from now; neither is now."""
 
@@ -304,6 +310,7 @@ Command: TypeAlias = (
     | RememberCall
     | CancelWaiting
     | RescheduleWaiting
+    | SkipWaiting
 )
 
 

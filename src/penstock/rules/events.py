@@ -257,6 +257,7 @@ BEFORE: dict[type, _EventRule] = {
     records.Sought: _runs_as(Kind.SOUGHT),
     records.RedrivenInPlace: _runs_as(Kind.REDRIVEN),
     records.Cancelled: _runs_as(Kind.CANCELLED),
+    records.Skipped: _runs_as(Kind.CLEARED),
     records.Rescheduled: _rescheduled,
     records.Lost: _lost,
     records.Dropped: _runs_as(Kind.DROPPED),

@@ -40,6 +40,7 @@ _DECIDE: dict[type, Callable[[State, Any, Moment, BlockSource], tuple[list[recor
     commands.ReleaseParkedKey: admin.decide_release_parked_key,
     commands.RememberCall: settle.decide_remember_call,
     commands.CancelWaiting: waiting_items.decide_cancel,
+    commands.SkipWaiting: waiting_items.decide_skip,
     commands.RescheduleWaiting: waiting_items.decide_reschedule,
 }
 
@@ -77,6 +78,7 @@ _APPLY: dict[type, Callable[[State, Any, Moment], None]] = {
     records.FenceLifted: resize.apply_fence_lifted,
     records.ParkedKeyReleased: admin.apply_parked_key_released,
     records.Cancelled: waiting_items.apply_cancelled,
+    records.Skipped: waiting_items.apply_skipped,
     records.Rescheduled: waiting_items.apply_rescheduled,
 }
 

@@ -346,6 +346,14 @@ class Cancelled(msgspec.Struct, array_like=True, gc=False, tag=31):
     """Key ids of `runs` (NO_KEY for items that are in no key line); empty if none is in a line."""
 
 
+class Skipped(msgspec.Struct, array_like=True, gc=False, tag=34):
+    """Waiting items before a point were completed without being handled. A seek can bring them back."""
+
+    runs: list[int]
+    keys: bytes = b""
+    """As in Cancelled."""
+
+
 class Rescheduled(msgspec.Struct, array_like=True, gc=False, tag=32):
     """Waiting items were given another time. Those that were ready gave up their positions."""
 
@@ -406,6 +414,7 @@ StateRecord: TypeAlias = (
     | ProgressSet
     | CompletedUnleased
     | Cancelled
+    | Skipped
     | Rescheduled
     | CallAnswered
     | Restored

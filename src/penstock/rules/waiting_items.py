@@ -1,9 +1,11 @@
-"""Waiting items: cancelling them, and giving them another time.
+"""Waiting items: cancelling them, skipping them, and giving them another time.
 
 Owns: these decisions and their application. An item waits while it is ready or scheduled, also if its key holds it
 back; leased, moving and resolved items are refused, each with its own outcome.
 - A cancelled item is resolved for good: a seek does not bring it back, its key goes on without it, and its dedup id is
   free again. No attempt is counted and no key is parked.
+- Skipped items are completed without being handled: those before a point, as a seek forward asks for it. A seek back
+  makes them ready again.
 - A rescheduled item is a scheduled item like any other: it gives up its position, also if it was returned or backs off;
   it holds nothing, and takes a new position at the tail of its lane when its time comes. So later items of its key may
   overtake it.
@@ -14,13 +16,14 @@ A ttl goes on counting. Attempts and reasons stay.
 
 from collections.abc import Sequence
 
-from penstock.rules.commands import AskAgain, CancelWaiting, ItemOutcome, ItemOutcomes, RescheduleWaiting
+from penstock.rules.commands import AskAgain, CancelWaiting, ItemCount, ItemOutcome, ItemOutcomes, RescheduleWaiting, SkipWaiting
 from penstock.rules.item_states import ItemState
 from penstock.rules.lanes import KEYED
 from penstock.rules.outbox import moved_runs
-from penstock.rules.records import Cancelled, Lost, Record, Rescheduled, unpack_keys_or_none
+from penstock.rules.records import Cancelled, Lost, Record, Rescheduled, Skipped, unpack_keys_or_none
 from penstock.rules.removal import keys_in_line, remove_from_line
-from penstock.rules.runs import RunSet, from_offsets, offsets
+from penstock.rules.restore import check_not_in_hole
+from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.state import BlockSource, State, find_blocks, lost_runs
 from penstock.rules.timers import end_back_off, into_lane
 from penstock.words.clock import Moment
@@ -30,6 +33,8 @@ from penstock.words.limits import IMMEDIATE, MAX_DELAY, check_range
 SPARE_CHANGES = 1_000
 """How many more changed times than scheduled items there may be before the calendars are tidied."""
 LAST_TIME = 1 << 62
+SKIP_ITEMS = 10_000
+"""Most items of one record."""
 _OUTCOMES = {
     None: ItemOutcome.UNKNOWN,
     ItemState.READY: ItemOutcome.DONE,
@@ -53,6 +58,24 @@ def decide_cancel(state: State, command: CancelWaiting, now: Moment, blocks: Blo
     if isinstance(keys, Lost):
         return [keys], AskAgain()
     return [Cancelled(from_offsets(chosen), keys)], answer
+
+
+def decide_skip(state: State, command: SkipWaiting, now: Moment, blocks: BlockSource) -> tuple[list[Record], ItemCount | AskAgain]:
+    check_range("offset", command.offset, 0, 1 << 62)
+    check_not_in_hole(state, command.offset)
+    waiting = RunSet(state.runs_in(ItemState.READY))
+    waiting.add_all(state.runs_in(ItemState.SCHEDULED))
+    chosen: list[int] = []
+    for start, stop in pairs(waiting.within(0, command.offset)):
+        chosen += range(start, min(stop, start + SKIP_ITEMS - len(chosen)))
+        if len(chosen) >= SKIP_ITEMS:
+            break
+    if not chosen:
+        return [], ItemCount(0)
+    keys = keys_in_line(state, chosen, blocks)
+    if isinstance(keys, Lost):
+        return [keys], AskAgain()
+    return [Skipped(from_offsets(chosen), keys)], ItemCount(len(chosen))
 
 
 def decide_reschedule(
@@ -92,12 +115,21 @@ def _choose(state: State, given: Sequence[int]) -> tuple[ItemOutcomes, list[int]
 
 
 def apply_cancelled(state: State, record: Cancelled, now: Moment) -> None:
-    _leave_lines(state, record.runs, record.keys)
-    for offset in state.failures.keys() & set(offsets(record.runs)) if state.failures else ():
+    _resolve(state, record.runs, record.keys)
+    state.cancelled.add_all(record.runs)
+
+
+def apply_skipped(state: State, record: Skipped, now: Moment) -> None:
+    _resolve(state, record.runs, record.keys)
+
+
+def _resolve(state: State, runs: list[int], keys: bytes) -> None:
+    _leave_lines(state, runs, keys)
+    for offset in state.failures.keys() & set(offsets(runs)) if state.failures else ():
         del state.failures[offset]
-    state.scheduled.remove_all(record.runs)
-    for items in (state.outside_lanes, state.completed, state.cancelled):
-        items.add_all(record.runs)
+    state.scheduled.remove_all(runs)
+    state.outside_lanes.add_all(runs)
+    state.completed.add_all(runs)
 
 
 def apply_rescheduled(state: State, record: Rescheduled, now: Moment) -> None:

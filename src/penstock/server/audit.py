@@ -62,7 +62,7 @@ _PARAMETERS: Mapping[type[Operation[Any]], tuple[str, ...]] = {
     ClearItems: ("states", "partition"),
     CancelItems: ("items",),
     RescheduleItems: ("items", "at", "delay"),
-    SeekItems: ("start",),
+    SeekItems: ("start", "skip"),
     RedriveItems: ("to", "items"),
     ReleaseKey: (),
 }

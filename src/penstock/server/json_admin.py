@@ -194,13 +194,15 @@ def states_to_clear(body: ClearBody) -> list[Literal["ready", "scheduled", "leas
 
 
 class SeekBody(QueueBody):
-    """Completed items that shall be ready again. Give an id or a time."""
+    """Completed items that shall be ready again, or waiting ones to skip. Give an id or a time."""
 
     schema_rules: ClassVar[dict[str, Any]] = {"oneOf": one_given("id", "at")}
     id: ItemId | None = None
     """The items of this item's partition, from this item on."""
     at: Time | None = None
     """The items of all partitions that were produced at this time or later."""
+    skip: bool = False
+    """Complete the ready and scheduled items before that point instead, without handling them."""
 
 
 class RedriveFilter(RequestShape):

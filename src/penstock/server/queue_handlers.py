@@ -257,7 +257,7 @@ async def reschedule(call: JsonCall, body: RescheduleBody) -> ItemChangesReply:
 async def seek(call: JsonCall, body: SeekBody) -> CountReply:
     """Make completed items ready again. Only items that retention has kept can return."""
     start = arguments.seek_start(body.id, body.at)
-    return CountReply(await call.on_queue(body.queue_name, lambda queue: SeekItems(queue=queue, start=start)))
+    return CountReply(await call.on_queue(body.queue_name, lambda queue: SeekItems(queue=queue, start=start, skip=body.skip)))
 
 
 async def redrive(call: JsonCall, body: RedriveBody) -> RedriveReply:

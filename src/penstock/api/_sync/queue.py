@@ -389,13 +389,15 @@ class Queue:
         number = arguments.partition_number(partition)
         return self._home.call(ClearItems(queue=self._incarnation, states=arguments.states_to_clear(state), partition=number))
 
-    def seek(self, id: str | None = None, *, at: datetime | None = None) -> int:
+    def seek(self, id: str | None = None, *, at: datetime | None = None, skip: bool = False) -> int:
         """Make completed items ready again, and return their number. Only items that retention has kept can return.
 
         id: the completed items of this item's partition, from this item on.
         at: the completed items of all partitions that were produced at this time or later.
+        skip: go forward instead. The items before that point that are ready or scheduled are completed without being
+            handled, and their number is returned. Leased and buried items stay. A seek back makes them ready again.
         """
-        return self._home.call(SeekItems(queue=self._incarnation, start=arguments.seek_start(id, at)))
+        return self._home.call(SeekItems(queue=self._incarnation, start=arguments.seek_start(id, at), skip=skip))
 
     def release(self, key: str | bytes) -> int:
         """Let the other items of a parked key be leased, although items of the key are buried.
