@@ -130,8 +130,16 @@ BETWEEN: dict[str, Callable[[BrokerUnderTest], None] | None] = {
 }
 
 
-@pytest.mark.parametrize("dedup", [False, True], ids=["plain", "dedup ids"])
-@pytest.mark.parametrize("between", BETWEEN)
+CASES = [
+    pytest.param(
+        between, dedup, id=f"{between}-{'dedup ids' if dedup else 'plain'}", marks=[pytest.mark.long] if dedup and number % 2 else []
+    )
+    for number, between in enumerate(BETWEEN)
+    for dedup in (False, True)
+]
+
+
+@pytest.mark.parametrize(("between", "dedup"), CASES)
 def test_cut_off_anywhere(between: str, dedup: bool) -> None:
     for broker in cut_at_every_call(dedup, 11, BETWEEN[between]):
         whole(broker)

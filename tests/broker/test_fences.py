@@ -1,5 +1,6 @@
 """Fences that are inherited by one partition after the other, resize after resize."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from tests.broker.broker_under_test import BrokerUnderTest
 WIDTHS = (2, 5, 3, 7, 1)
 
 
+@pytest.mark.parametrize("broker", ["memory", pytest.param("files", marks=pytest.mark.long)], indirect=True)
 def test_resizes_over_an_unserved_backlog_stay_cheap(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=4)
     for number in range(25):

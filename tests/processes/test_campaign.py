@@ -21,8 +21,8 @@ def run(folder: Path, seed: int, takeovers: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_ten_takeovers(tmp_path: Path, seed: int) -> None:
-    run(tmp_path, seed, 10)
+def test_five_takeovers(tmp_path: Path, seed: int) -> None:
+    run(tmp_path, seed, 5)
 
 
 @pytest.mark.long
