@@ -131,9 +131,7 @@ BETWEEN: dict[str, Callable[[BrokerUnderTest], None] | None] = {
 
 
 CASES = [
-    pytest.param(
-        between, dedup, id=f"{between}-{'dedup ids' if dedup else 'plain'}", marks=[pytest.mark.long] if dedup and number % 2 else []
-    )
+    pytest.param(between, dedup, id=f"{between}-{'dedup ids' if dedup else 'plain'}", marks=[pytest.mark.long] * (dedup and number % 2))
     for number, between in enumerate(BETWEEN)
     for dedup in (False, True)
 ]
