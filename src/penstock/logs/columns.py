@@ -372,7 +372,7 @@ class FrameColumns:
     def gather(self, chosen: Sequence[int]) -> Batch:
         """The items at these offsets, in that order."""
         base = self.base
-        if len(chosen) * 32 < self._count and "_all_items" not in vars(self):
+        if len(chosen) * 128 < self._count and "_all_items" not in vars(self):
             return Batch.join([self._decode(offset - base, offset - base + 1) for offset in chosen])
         return self._all_items.take([offset - base for offset in chosen])
 

@@ -9,7 +9,7 @@ Limits: a plan scans about SCAN_ITEMS items. Then it stops with what it has, or 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
 from typing import NamedTuple
 
@@ -437,19 +437,20 @@ class LeasePlan:
             keys = keys[: jump + 1]
             unique = set(keys)
         busy |= closed & unique
-        several = self._left.keys() & unique
-        if len(unique) < len(keys):
-            several |= {key for key, times in Counter(keys).items() if times > 1}
-        several -= busy
-        several.discard(NO_KEY)
-        passed: list[int] = []
-        if busy or several:
+        free = unique - busy
+        free.discard(NO_KEY)
+        several = self._left.keys() & free
+        if free and len(unique) < len(keys):
+            several |= {key for key, times in Counter([key for key in keys if key in free]).items() if times > 1}
+        passed: Sequence[int] = ()
+        if len(busy) == len(unique):
+            passed = range(len(keys))
+        elif busy or several:
             passed = [index for index, key in enumerate(keys) if key in busy or (key in several and not self._claim_key(key))]
         if self.per_key == 1:
-            closed |= unique - busy
-            closed.discard(NO_KEY)
+            closed |= free
         else:
-            self._left.update(dict.fromkeys(unique - busy - several, self.per_key - 1))
+            self._left.update(dict.fromkeys(free - several, self.per_key - 1))
         start, stop = walk.start, walk.start + len(keys)
         packed = pack_keys(keys) if unique != {NO_KEY} else b""
         if passed:
@@ -471,9 +472,12 @@ class LeasePlan:
                 return index + 1
         return len(keys)
 
-    def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: list[int]) -> None:
+    def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: Sequence[int]) -> None:
         """Take [start, stop), which has these packed key ids, but pass over the items at the indexes `passed`."""
-        if 2 * len(passed) < stop - start:
+        runs: list[int] = []
+        if len(passed) == stop - start:
+            passed_runs = [start, stop]
+        elif 2 * len(passed) < stop - start:
             passed_runs = from_offsets([start + index for index in passed])
             runs = complement(passed_runs, start, stop)
         else:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import dropwhile, repeat
-from sys import byteorder
 
 from penstock.rules.heaps import in_order
 from penstock.rules.records import Leased, pack_keys, unpack_keys
@@ -158,7 +157,7 @@ def _given(record: Leased) -> list[tuple[int, int, int, bytes]]:
             at += size
     for line_take in record.line_takes:
         start, stop = line_take.start, line_take.stop
-        given.append((start, stop, line_take.lane, line_take.key.to_bytes(8, byteorder) * (stop - start)))
+        given.append((start, stop, line_take.lane, pack_keys([line_take.key]) * (stop - start)))
     return given
 
 

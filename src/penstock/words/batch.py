@@ -64,13 +64,9 @@ class Batch(msgspec.Struct, gc=False):
         """The items at `indexes`, in that order."""
 
         def chosen(column: Any) -> Any:
-            if column is None:
-                return None
-            if isinstance(column, bytes):
-                return bytes([column[i] for i in indexes])
-            return [column[i] for i in indexes]
+            return bytes([column[i] for i in indexes]) if isinstance(column, bytes) else [column[i] for i in indexes]
 
-        return Batch(*[chosen(column) for column in msgspec.structs.astuple(self)])
+        return Batch(*[None if column is None else chosen(column) for column in msgspec.structs.astuple(self)])
 
     def slice(self, start: int, stop: int) -> "Batch":
         """The items at indexes [start, stop)."""
