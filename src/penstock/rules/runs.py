@@ -41,8 +41,9 @@ def offsets(runs: list[int]) -> list[int]:
     """Every offset of flat runs, in the order of the runs."""
     if len(runs) == 2:
         return list(range(runs[0], runs[1]))
-    if 2 * count(runs) == len(runs):  # all runs have one item
-        return runs[::2]
+    starts = runs[::2]
+    if [start + 1 for start in starts] == runs[1::2]:
+        return starts
     return [offset for start, stop in pairs(runs) for offset in range(start, stop)]
 
 

@@ -66,7 +66,7 @@ class Batch(msgspec.Struct, gc=False):
         def chosen(column: Any) -> Any:
             return bytes([column[i] for i in indexes]) if isinstance(column, bytes) else [column[i] for i in indexes]
 
-        return Batch(*[None if column is None else chosen(column) for column in msgspec.structs.astuple(self)])
+        return Batch(*[None if column is None else chosen(column) for column in msgspec.structs.astuple(self)])  # type: ignore[arg-type]
 
     def slice(self, start: int, stop: int) -> "Batch":
         """The items at indexes [start, stop)."""
