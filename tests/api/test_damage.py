@@ -114,7 +114,7 @@ def test_all_undamaged_items_are_returned(damaged: Broker, way: str, caplog: pyt
 
 
 def test_a_redrive_moves_all_undamaged_items(damaged: Broker) -> None:
-    assert len(damaged.redrive("q", to="other", preview=True).ids) == len(UNDAMAGED)
+    assert damaged.redrive("q", to="other", preview=True).items == len(UNDAMAGED)
     assert damaged.redrive("q", to="other").items == len(UNDAMAGED)
     given: list[bytes] = []
     while len(given) < len(UNDAMAGED):

@@ -117,7 +117,7 @@ class TransferModel(PartitionModel):
 
     def _check_send(self, command: c.Send, now: Moment, answer: c.Answer | PenstockError) -> None:
         chosen = [self.items[offset] for offset in sorted(set(command.offsets))]
-        if any(item.state not in (ItemState.READY, ItemState.BURIED) for item in chosen):
+        if any(item.state not in (ItemState.READY, ItemState.SCHEDULED, ItemState.BURIED) for item in chosen):
             assert isinstance(answer, InvalidRequest), f"{chosen} were sent: {answer}"
             return
         assert answer == c.ItemCount(len(chosen)), f"send gave {answer}, not {len(chosen)}"
