@@ -364,3 +364,23 @@ def test_a_free_keys_lease_is_given_offsets_of_that_key(partition: PartitionUnde
     assert granted_offsets(first) == [0, 1]
     partition.complete(first.lease, [1])
     assert granted_offsets(partition.lease()) == [3]
+
+
+def test_items_of_a_key_that_became_due_one_after_the_other_keep_that_order_whatever_their_priorities(
+    partition: PartitionUnderTest,
+) -> None:
+    partition.produce("first", key="k", at=partition.after(12), priority=5)
+    partition.produce("second", key="k", at=partition.after(14), priority=2)
+    partition.produce("other", key="j", at=partition.after(14), priority=2)
+    partition.advance(12)
+    partition.advance(2)
+    assert partition.drain() == ["other", "first", "second"]
+
+
+def test_a_rank_of_another_lane_at_the_same_position_waits_for_the_earlier_items_of_its_key(partition: PartitionUnderTest) -> None:
+    partition.produce("1", "2", "3", key="k", at=partition.after(5), priority=7)
+    partition.produce("4", key="k", at=partition.after(9), priority=0)
+    partition.advance(5)
+    partition.advance(4)
+    partition.produce("5", key="k", priority=1)
+    assert partition.drain() == ["1", "2", "3", "4", "5"]

@@ -11,7 +11,8 @@ Limits: a plan scans about SCAN_ITEMS items. Then it stops with what it has, or 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby, islice
-from typing import NamedTuple
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
 
 from penstock.rules.calls import RememberedAnswer, check_calls
 from penstock.rules.commands import AcquireLease, Answer, AskAgain, LeaseAnswer, StraysFound
@@ -151,6 +152,15 @@ def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
 # -- the plan ---------------------------------------------------------------------------------------
 
 
+Order: TypeAlias = tuple[int, bool, int, int]
+"""A place in the order of becoming ready: `Extent.order`."""
+
+
+def _before(position: int) -> Order:
+    """Right before everything at a position."""
+    return (position, False, -1, -1)
+
+
 class Candidate(NamedTuple):
     """What a plan could take next: an extent of a lane, or the head of a key line."""
 
@@ -178,6 +188,21 @@ class Walk:
     def position(self) -> int:
         assert self.extent is not None
         return self.start if self.extent.at_own_offset else self.extent.position
+
+    @property
+    def order(self) -> Order:
+        """As `Extent.order`, of the part that is not read."""
+        assert self.extent is not None
+        return (self.position, self.extent.at_own_offset, self.extent.ready_at, self.start)
+
+    @property
+    def earlier_than(self) -> Order:
+        """Keyed items of other lanes that stand before this must be read first: one may have the key of an item here.
+
+        An extent at its own offsets may cover items of other lanes that stand between its own.
+        """
+        assert self.extent is not None
+        return _before(self.start + 1) if self.extent.at_own_offset else self.order
 
     def position_of(self, offset: int) -> int:
         """The position of an item of the extent."""
@@ -214,7 +239,7 @@ class LeasePlan:
         self._fenced = bool(state.keys.fences)
         self._jumped = False  # an item passed over becomes the head of a free line: apply that before anything after it is taken
         self._closed_keys: set[int] = set()  # keys of which this plan takes no more items
-        self._first_unread: dict[int | None, int] = {}  # what `_unread` found: the lanes do not change during a plan
+        self._first_unread: dict[int | None, Order] = {}  # what `_unread` found: the lanes do not change during a plan
         self._left: dict[int, int] = {}  # key → how many more of its items this plan may take
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
         self._free_keys = {lane: state.keys.free_lines(lane, command.want) for lane, heads in enumerate(state.keys.free_heads) if heads}
@@ -237,19 +262,19 @@ class LeasePlan:
             assert walk is not None and walk.extent is not None
             if not walk.extent.tag:
                 self._take_plain(walk, walk.extent.stop)
-            elif not walk.extent.tag & KEYED or self._may_go(walk.position + walk.extent.at_own_offset, lane):
+            elif not walk.extent.tag & KEYED or self._may_go(walk.earlier_than, lane):
                 self._take_block(walk)
             else:
                 return False
             return True
-        return self._may_go(best.rank[1], None) and self._take_heads(lane, second)
+        return self._may_go(_before(best.rank[1]), None) and self._take_heads(lane, second)
 
     def _take_heads(self, lane: int, second: tuple[int, int, bool, int, int] | None) -> bool:
         """Take key after key from the heads of a lane, as long as no other candidate is better.
 
         False if the plan must stop.
         """
-        unread, closed, free_keys = self._unread(None), self._closed_keys, self._free_keys[lane]
+        unread, closed, free_keys = self._unread(None)[0], self._closed_keys, self._free_keys[lane]
         aging, now, worst, moved = self.state.policy.priority_aging, self.now, self._worst_rank, self._moved_slots
         aged_since, priority = -1, lane  # many items are ready since the same time
         found = self._top_heads[lane]
@@ -283,17 +308,17 @@ class LeasePlan:
                 break
             if worst is not None and (priority, since) > worst:
                 break  # an older candidate of its priority may still be good enough: the next step finds out
-            if position > unread and not self._may_go(position, None):
+            if position > unread and not self._may_go(_before(position), None):
                 return False
         return True
 
-    def _may_go(self, position: int, own_lane: int | None) -> bool:
-        """Whether all keyed items before `position` in other lanes have been read; if not, read some of them now."""
-        if position <= self._unread(own_lane):
+    def _may_go(self, bound: "Order", own_lane: int | None) -> bool:
+        """Whether all keyed items before `bound` in other lanes have been read; if not, read some of them now."""
+        if bound <= self._unread(own_lane):
             return True
         if not self.count:
             if not self.takes:  # otherwise apply first what this plan passed over
-                self._read_ahead(position, own_lane)
+                self._read_ahead(bound, own_lane)
             self.more = True
         return False
 
@@ -346,7 +371,7 @@ class LeasePlan:
         """Take from the front of a key line: as many items as the plan may take of a key."""
         at, numbers = line.waiting.at, line.waiting.numbers
         allowed = min(self.per_key, self.room)
-        unread = self._unread(None)
+        unread = self._unread(None)[0]
         limit = self.state.keys.fences.waits_from(key) if self._fenced else ENDLESS
         for index in range(at, len(numbers), 5):
             start, stop, tag, position, _ = numbers[index : index + 5]
@@ -402,7 +427,7 @@ class LeasePlan:
             return
         stop = min(walk.extent.stop, block.stop)
         if walk.extent.at_own_offset and walk.extent.tag & KEYED:
-            stop = min(stop, self._unread(walk.lane))  # from there on, an earlier item of a key may be unread in another lane
+            stop = min(stop, self._unread(walk.lane)[0])  # from there on, an earlier item of a key may be unread in another lane
         mixed = walk.extent.tag & SPARSE
         if block.key_ids is None and not mixed:
             self._take_plain(walk, stop)
@@ -555,23 +580,23 @@ class LeasePlan:
                     self.strays.append(offset)
         return bool(self.strays)
 
-    def _unread(self, own_lane: int | None) -> int:
-        """The lowest position at which a lane other than `own_lane` may have unread keyed items."""
+    def _unread(self, own_lane: int | None) -> "Order":
+        """The place of the first keyed items that a lane other than `own_lane` may have unread."""
         found = self._first_unread.get(own_lane)
         if found is None:
             firsts = [self.state.lanes.first_keyed(lane) for lane in self._walks if lane != own_lane]
-            found = self._first_unread[own_lane] = min((extent.position for extent in firsts if extent is not None), default=ENDLESS)
+            found = self._first_unread[own_lane] = min((extent.order for extent in firsts if extent is not None), default=_before(ENDLESS))
         return found
 
-    def _read_ahead(self, position: int, own_lane: int | None) -> None:
-        """Pass over the keyed items of other lanes that stand before a position, into their lines. Nothing is taken."""
+    def _read_ahead(self, bound: "Order", own_lane: int | None) -> None:
+        """Pass over the keyed items of other lanes that stand before `bound`, into their lines. Nothing is taken."""
         lanes = self.state.lanes.lanes
         walks = [Walk(lane, (extent for extent in lanes[lane] if extent.tag & KEYED)) for lane in self._walks if lane != own_lane]
         while self.scanned < SCAN_ITEMS and self.lost is None and not self.strays:
-            unread = [walk for walk in walks if walk.extent is not None and walk.position < position]
+            unread = [walk for walk in walks if walk.extent is not None and walk.order < bound]
             if not unread:
                 return
-            self._pass_block(min(unread, key=lambda walk: walk.position))
+            self._pass_block(min(unread, key=attrgetter("order")))
 
     def _pass_block(self, walk: Walk) -> None:
         """Pass over the keyed items of the part of an extent that one block covers; items without a key are left."""
