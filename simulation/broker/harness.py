@@ -39,6 +39,7 @@ class BrokerHarness(SimulatedMachine):
         super().__init__(seed + 1, InterruptingClock(), say)
         self.rng = random.Random(seed)
         self.model = BrokerModel(self.disk.undisturbed)
+        self.model.wall = self.clock.read().wall
         self.model.inventory.reader_of = lambda incarnation, number: PartitionReader(
             self.broker.store.reader(incarnation, number), self.clock
         )
@@ -104,6 +105,7 @@ class BrokerHarness(SimulatedMachine):
     def _record_answer(self, sent: SentRequest, request: Request) -> None:
         """Record an answer, once."""
         if request is sent.request and sent not in self._answers:
+            sent.answered_at = self.model.now
             self._answers.append(sent)
             self._check_durable(sent)
 
