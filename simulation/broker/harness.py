@@ -112,7 +112,8 @@ class BrokerHarness(SimulatedMachine):
     def cancel(self, sent: SentRequest) -> None:
         """Cancel a request: its caller has gone and does not get the answer."""
         self.say("   gone: %s", sent)
-        if isinstance(sent, SentLease) and sent.ran_at is not None:  # its items are returned when its answer is ready
+        if isinstance(sent, SentLease) and (sent.ran_at is not None or not self.model.inventory.all_healthy):
+            # its items are returned when its answer is ready; the next process may find a lease whose write failed
             self.model.leases.answer_lost(sent)
         with suppress(QueueNotFound, BrokerClosed):
             self.broker.loop(sent.incarnation).cancel(sent.request)
