@@ -169,8 +169,8 @@ class LeaseModel:
     # -- lease -----------------------------------------------------------------------------------------
 
     def check_leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
-        if error is not None or not self._inventory.all_healthy:
-            self.answer_lost(sent)
+        if error is not None or not self._inventory.all_healthy or not self._priorities.judging:
+            self.answer_lost(sent)  # it may have been given more, in a partition that was slow when its process ended
         if error is not None:
             return
         total = sum(handed.granted.count for handed in answer)
