@@ -39,6 +39,7 @@ class BrokerHarness(SimulatedMachine):
         super().__init__(seed + 1, InterruptingClock(), say)
         self.rng = random.Random(seed)
         self.model = BrokerModel(self.disk.undisturbed)
+        self.model.wall = self.clock.read().wall
         self.model.inventory.reader_of = lambda incarnation, number: PartitionReader(
             self.broker.store.reader(incarnation, number), self.clock
         )
@@ -104,13 +105,15 @@ class BrokerHarness(SimulatedMachine):
     def _record_answer(self, sent: SentRequest, request: Request) -> None:
         """Record an answer, once."""
         if request is sent.request and sent not in self._answers:
+            sent.answered_at = self.model.now
             self._answers.append(sent)
             self._check_durable(sent)
 
     def cancel(self, sent: SentRequest) -> None:
         """Cancel a request: its caller has gone and does not get the answer."""
         self.say("   gone: %s", sent)
-        if isinstance(sent, SentLease) and sent.ran_at is not None:  # its items are returned when its answer is ready
+        if isinstance(sent, SentLease) and (sent.ran_at is not None or not self.model.inventory.all_healthy):
+            # its items are returned when its answer is ready; the next process may find a lease whose write failed
             self.model.leases.answer_lost(sent)
         with suppress(QueueNotFound, BrokerClosed):
             self.broker.loop(sent.incarnation).cancel(sent.request)

@@ -169,8 +169,8 @@ class LeaseModel:
     # -- lease -----------------------------------------------------------------------------------------
 
     def check_leased(self, sent: SentLease, answer: list[LeaseResult], error: PenstockError | None) -> None:
-        if error is not None or not self._inventory.all_healthy:
-            self.answer_lost(sent)
+        if error is not None or not self._inventory.all_healthy or not self._priorities.judging:
+            self.answer_lost(sent)  # it may have been given more, in a partition that was slow when its process ended
         if error is not None:
             return
         total = sum(handed.granted.count for handed in answer)
@@ -189,8 +189,9 @@ class LeaseModel:
             assert not sent.first, f"{known[0]} was given twice"
             assert known[0].open.keys() >= given.keys() or known[0].doubtful, f"{known[0]} was given again with {list(given)}"
             return
-        held = TrackedLease(sent.incarnation, handed.partition, granted.lease, given, self.now + round(handed.seconds * SECOND), 0)
-        held.timeout = held.deadline - sent.ran(self.now)
+        left = round(handed.seconds * SECOND)
+        held = TrackedLease(sent.incarnation, handed.partition, granted.lease, given, self.now + left, 0)
+        held.timeout = sent.answered_at + left - sent.ran(sent.answered_at)
         if sent.ran_at is not None:  # its partition may have been slow meanwhile
             held.spared_until = self._spared_until.get((held.incarnation, held.partition), 0)
             held.deadline = max(held.deadline, held.spared_until)

@@ -43,6 +43,8 @@ class SentRequest:
         """The number of reboots before it was sent the first (`era`) and the last time."""
         self.ran_at: int | None = None
         """When it was executed, if its answer then had to wait for a partition."""
+        self.answered_at = 0
+        """When it was last answered. Answers of a process that has ended are checked later, perhaps after a reboot."""
         self.awaits: set[int] = set()
         """The partitions for which its answer waited at the last look."""
         self.answer_lost = False

@@ -5,10 +5,11 @@ import random
 
 import pytest
 
-from penstock.loop.partition_handle import FIRST_WAIT, JITTER, LAST_WAIT
+from penstock.loop.partition_handle import FIRST_WAIT, GRACE_AFTER_SLOW, JITTER, LAST_WAIT
 from penstock.loop.requests import LeaseRequest, ProduceRequest
 from penstock.operations import ListCursors, MoveCursor, RedriveItems
 from penstock.testing import SimulatedFiles
+from penstock.words.clock import SECOND
 from penstock.words.errors import CorruptLog, OutcomeUnknown, PenstockError, StorageFailed
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, batch_of, ids_of, keys_at, refusal
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage, partly_failing_disk
@@ -178,6 +179,25 @@ def test_one_failed_write_is_undone_and_reported(patchy: BrokerUnderTest) -> Non
         patchy.advance_in_steps(0.6)
         queue.produce(f"after-{how}", key=key)
     assert queue.drain() == ["before", "after-write", "after-sync"]
+
+
+def test_no_lease_ends_for_two_seconds_after_a_failing_partition_works_again(patchy: BrokerUnderTest) -> None:
+    """A failed write is undone at once, and the back-off follows: the two seconds begin when it is over."""
+    queue = patchy.create(partitions=2)
+    keys, files = keys_at(queue, 1, 2), partly_failing_disk(patchy.storage)
+    queue.produce("one", "two", keys=keys)
+    first, second = queue.lease(1, timeout=1), queue.lease(1, timeout=1)
+    files.fail(files.calls + 1, errno.EIO)
+    with pytest.raises(StorageFailed):
+        queue.produce("lost", key=keys[0])
+    handle = queue.loop.engine.handles[1]
+    while not handle.is_usable:
+        patchy.advance(0.02)
+    patchy.advance_in_steps(GRACE_AFTER_SLOW / SECOND - 0.1)
+    assert queue.lease(5).texts == [], "whoever had them before has them still"
+    assert first.complete() == 1
+    patchy.advance_in_steps(0.2)
+    assert queue.lease(5).texts == second.texts, "then it ends as leases do"
 
 
 def test_dead_letters_wait_for_a_partition_that_fails(patchy: BrokerUnderTest) -> None:

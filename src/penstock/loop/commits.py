@@ -19,7 +19,7 @@ from penstock.loop import requests
 from penstock.loop.item_cache import LeasedItems, leased_items
 from penstock.loop.lease import LeaseStep
 from penstock.loop.notices import QueueNotices
-from penstock.loop.partition_handle import GRACE_AFTER_SLOW, SLOW_AFTER, PartitionHandle, PendingAnswer
+from penstock.loop.partition_handle import GRACE_AFTER_SLOW, PROMPT, SLOW_AFTER, PartitionHandle, PendingAnswer
 from penstock.loop.partition_set import PartitionSet, QueueSetup
 from penstock.loop.produce import ProduceStep
 from penstock.loop.requests import LeaseResult, Request, StoredPart
@@ -162,15 +162,21 @@ class CommitTracker(PartitionSet):
         for handle in self._recovered:
             if handle.is_usable:
                 self.apply_queue_settings(handle)
-                if handle.slow and handle.job != handle.reopen:  # the record of an opening extends them
-                    self._extend_leases(handle)
+                self._extend_leases(handle)
                 self.settle_step.return_undelivered(handle)
                 self.resize_step.restore_fences(handle)
         self._recovered.clear()
 
     def _extend_leases(self, handle: PartitionHandle) -> None:
-        """Extend the leases of a partition that was slow: their holders could not settle or extend them."""
-        end = handle.usable_partition.now().elapsed + GRACE_AFTER_SLOW
+        """Extend the leases of a partition that was slow or failing: their holders could not settle or extend them.
+
+        The record of an opening extends them too. But a partition that was reopened at once, when its turn was undone,
+        is failing until its back-off is over, and a part of that time has passed then.
+        """
+        now = handle.usable_partition.now().elapsed
+        if now - handle.usable_partition.opened_at <= PROMPT:
+            return
+        end = now + GRACE_AFTER_SLOW
         with suppress(PenstockError):  # the commit reports the error
             for live in [*handle.state.leases.live.values()]:
                 if live.deadline < end:

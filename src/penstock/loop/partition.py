@@ -132,6 +132,7 @@ class Partition:
         state, raw = self.state, self._clock.read()
         shift, rebooted = elapsed_shift(state, raw, self._clock.boot)
         self._turn = Moment(raw.elapsed + shift, raw.wall)
+        self.opened_at = self._turn.elapsed  # the record of this opening extends the leases
         self._items.clear()
         self._blocks.clear()
         self._schedule.opened(self._turn.elapsed)

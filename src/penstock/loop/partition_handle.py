@@ -34,7 +34,7 @@ SLOW_AFTER = 500 * MILLISECOND
 OPENING_SLOW_AFTER = 5 * SECOND
 """A partition that is being opened for longer is slow: it replays its log, perhaps after those of others."""
 GRACE_AFTER_SLOW = 2 * SECOND
-"""No lease of a slow partition ends for so long after its I/O: its holder could not settle it."""
+"""No lease of a slow or failing partition ends for so long after it works again: its holder could not settle it."""
 PROMPT = 100 * MILLISECOND
 AVOID_FOR = 5 * SECOND
 """After a sync of more than PROMPT it is avoided for AVOID_FOR: by items without a key, and by callers' syncs."""
