@@ -113,14 +113,18 @@ class Loop:
             if self._answered:
                 self._answered.wake_next()
         except BaseException:
-            while self._has_turn():  # an interrupt may come between `acquire` and `try`
-                self._turning.release()
-            self._answered.wake_all()
-            self._hand_over_io()
+            self._recover_after_interrupt()
             self.cancel(request)
-            self.wake()  # this thread may have been woken to run the next turn
             raise
         return request.result()
+
+    def _recover_after_interrupt(self) -> None:
+        """Leave to other threads what this thread had to do: it will not finish it."""
+        while self._has_turn():  # an interrupt may come between `acquire` and `try`
+            self._turning.release()
+        self._answered.wake_all()
+        self._hand_over_io()
+        self.wake()  # this thread may have been woken to run the next turn
 
     def submit(self, request: Request) -> None:
         """Add a request without waiting. The thread that answers it calls `request.on_done`."""
@@ -130,15 +134,19 @@ class Loop:
     def run_submitted(self) -> None:
         """Run a turn in this thread for requests that were added, or have another thread run it."""
         waits = self._records_in_catalog()
-        if not waits and not self.engine.all_in_io and self._uses_runners and self._turning.acquire(blocking=False):
+        if waits or self.engine.all_in_io or not self._uses_runners or not self._turning.acquire(blocking=False):
+            self.wake()
+            return
+        try:
             try:
                 self._run_logging_bugs()
             finally:
                 self._turning.release()
-                self._answered.wake_next()
+            self._answered.wake_next()
             self._start_next()
-        else:
-            self.wake()
+        except BaseException:  # an interrupt
+            self._recover_after_interrupt()
+            raise
 
     def _records_in_catalog(self) -> bool:
         """Whether the next turn may record a resize, which waits for the catalog's disk."""
