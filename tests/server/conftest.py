@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 import penstock
+from penstock.api.home_calls import ServedHome
 from penstock.operations import Home
-from penstock.server.home_calls import ServedHome
 from penstock.server.http_server import HttpServer, listen
 from penstock.server.server_limits import ServerLimits
 from tests.server.poster import Poster

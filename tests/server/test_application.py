@@ -14,10 +14,10 @@ import pytest
 
 import penstock
 from penstock import operations
+from penstock.api.home_calls import HomeCalls
 from penstock.operations import CreateQueue, FindQueue, LeaseItems, Operation, ProduceItems, ReadStats
 from penstock.rules.commands import Call
 from penstock.server.gate import Gate
-from penstock.server.home_calls import HomeCalls
 from penstock.server.http_server import HttpServer
 from penstock.server.served_request import ServedRequest
 from penstock.server.server_limits import ServerLimits

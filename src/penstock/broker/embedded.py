@@ -178,21 +178,26 @@ class EmbeddedBroker:
         """Submit operations that came together. This thread runs the turns of their queues, which they share."""
         loops: dict[int, Loop] = {}
         cancels: list[Cancel] = []
-        for operation, done in submitted:
-            try:
-                loop, cancel = self._enter(operation, done)
-                cancels.append(cancel)
-                if loop is not None:
-                    loops[operation.queue] = loop
-            except PenstockError as error:
-                cancels.append(_cannot_cancel)
-                done(error)
-            except Exception as error:  # a bug of Penstock: the caller still gets an answer, and so do the others
-                changes.log_bug(operation, self._name_of)
-                cancels.append(_cannot_cancel)
-                done(caused_by_bug(error))
-        for loop in loops.values():
-            loop.run_submitted()
+        try:
+            for operation, done in submitted:
+                try:
+                    loop, cancel = self._enter(operation, done)
+                    cancels.append(cancel)
+                    if loop is not None:
+                        loops[operation.queue] = loop
+                except PenstockError as error:
+                    cancels.append(_cannot_cancel)
+                    done(error)
+                except Exception as error:  # a bug of Penstock: the caller still gets an answer, and so do the others
+                    changes.log_bug(operation, self._name_of)
+                    cancels.append(_cannot_cancel)
+                    done(caused_by_bug(error))
+            for loop in loops.values():
+                loop.run_submitted()
+        except BaseException:  # an interrupt: other threads run the turns
+            for loop in self.loops():
+                loop.wake()
+            raise
         return cancels
 
     def _enter(self, operation: Operation[Any], callback: AnswerCallback) -> tuple[Loop | None, Cancel]:

@@ -34,7 +34,7 @@ from penstock.words.errors import PenstockError
 from penstock.words.logs import LEVELS
 
 if TYPE_CHECKING:
-    from penstock.server.home_calls import ServedHome
+    from penstock.api.home_calls import ServedHome
     from penstock.server.http_server import HttpServer
 
 _log = logging.getLogger("penstock")

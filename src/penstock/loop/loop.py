@@ -24,6 +24,7 @@ from penstock.logs.disk_threads import DiskThreads, sync
 from penstock.loop.meter import Meter
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.requests import (
+    AnsweredCallers,
     LeaseRequest,
     PendingRequests,
     Request,
@@ -45,7 +46,9 @@ GRACE = 5 * SECOND
 IDLE_SECONDS = 60.0
 CLOSE_SECONDS = 1.0
 GATHER_SECONDS = 0.0001
-"""How long a turn that will sync waits for more requests: a small part of the time of a sync."""
+"""How long a turn that will sync waits for another request: a small part of the time of a sync."""
+MAX_GATHERINGS = 8
+"""How often it waits so, while requests come."""
 _log = logging.getLogger("penstock")
 
 
@@ -74,7 +77,8 @@ class Loop:
         self.stays_in_io: Callable[[PartitionHandle], bool] = lambda handle: False
         """Without threads: whether a partition stays in I/O. Set by simulations."""
         self._ending: SimpleQueue[None] | None = None
-        self._gathering: SimpleQueue[None] = SimpleQueue()  # always empty: a wait for it lets other threads run
+        self._gathering: SimpleQueue[None] | None = None  # gets an entry when as many requests are pending as the last turn had
+        self._answered = AnsweredCallers()
         self._closed = False
         engine.post = self.post
         engine.requeue = self._pending.requeue
@@ -85,7 +89,7 @@ class Loop:
         """Run a request and give its answer. This thread runs the turn unless another one does."""
         if is_held_here(self._turning):
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
-        request.make_wakeup()
+        request.make_wakeup(self._answered)
         self.enter(request)
         try:
             first = request.entered_at
@@ -97,19 +101,30 @@ class Loop:
                         self._turning.release()
                     self._start_next()
                     if own is not None:
+                        if self._answered:
+                            self._answered.wake_next()
                         self._commit([own], own)
                     if request.done:
                         break
                 first = 0
+                if self._answered:
+                    self._answered.wake_next()
                 self._sleep(request)
+            if self._answered:
+                self._answered.wake_next()
         except BaseException:
-            while self._has_turn():  # an interrupt may come between `acquire` and `try`
-                self._turning.release()
-            self._hand_over_io()
+            self._recover_after_interrupt()
             self.cancel(request)
-            self.wake()  # this thread may have been woken to run the next turn
             raise
         return request.result()
+
+    def _recover_after_interrupt(self) -> None:
+        """Leave to other threads what this thread had to do: it will not finish it."""
+        while self._has_turn():  # an interrupt may come between `acquire` and `try`
+            self._turning.release()
+        self._answered.wake_all()
+        self._hand_over_io()
+        self.wake()  # this thread may have been woken to run the next turn
 
     def submit(self, request: Request) -> None:
         """Add a request without waiting. The thread that answers it calls `request.on_done`."""
@@ -119,14 +134,19 @@ class Loop:
     def run_submitted(self) -> None:
         """Run a turn in this thread for requests that were added, or have another thread run it."""
         waits = self._records_in_catalog()
-        if not waits and not self.engine.all_in_io and self._uses_runners and self._turning.acquire(blocking=False):
+        if waits or self.engine.all_in_io or not self._uses_runners or not self._turning.acquire(blocking=False):
+            self.wake()
+            return
+        try:
             try:
                 self._run_logging_bugs()
             finally:
                 self._turning.release()
+            self._answered.wake_next()
             self._start_next()
-        else:
-            self.wake()
+        except BaseException:  # an interrupt
+            self._recover_after_interrupt()
+            raise
 
     def _records_in_catalog(self) -> bool:
         """Whether the next turn may record a resize, which waits for the catalog's disk."""
@@ -161,6 +181,9 @@ class Loop:
         except QueueBusy as error:
             self.meter.rejected(error)
             raise
+        gathering = self._gathering
+        if gathering is not None and len(self._pending) >= self._last_count:
+            gathering.put(None)
 
     def post(self, request: Request) -> None:
         """Add a message of this queue or another one; never refused while the loop is open."""
@@ -234,6 +257,7 @@ class Loop:
         with self._turning:
             self._turn()
             self._dispatch_io()
+        self._answered.wake_next()
         self.engine.notices.flush()
         return self.busy
 
@@ -275,8 +299,7 @@ class Loop:
         try:
             engine = self.engine
             if self._last_count > 2 and self._syncs and len(self._pending) < self._last_count:
-                with suppress(Empty):  # callers that were just answered send their next requests: one sync for all
-                    self._gathering.get(timeout=GATHER_SECONDS)
+                self._gather()
             self._pending.take(MAX_REQUESTS, taken)
             self._last_count = len(taken)
             now = max(now, engine.now) if now else engine.clock.read().elapsed
@@ -289,6 +312,21 @@ class Loop:
         except BaseException as error:
             self.engine.requeue_undone(taken, error)
             raise
+
+    def _gather(self) -> None:
+        """Let callers that were just answered send their next requests: one sync for all. Ends when no more come."""
+        try:
+            for _ in range(MAX_GATHERINGS):
+                before = len(self._pending)
+                self._gathering = gathering = SimpleQueue[None]()
+                if before >= self._last_count:
+                    return
+                with suppress(Empty):
+                    gathering.get(timeout=GATHER_SECONDS)
+                if len(self._pending) == before:
+                    return
+        finally:
+            self._gathering = None
 
     # -- commits -------------------------------------------------------------------------------------
 
@@ -385,6 +423,8 @@ class Loop:
                 engine.finish_io(engine.clock.read().elapsed)
                 if engine.answered:
                     self.meter.answered(engine.answered, engine.clock.read().elapsed)
+        if not by_caller:  # a caller does it when it leaves
+            self._answered.wake_next()
         self._start_next(here=not by_caller)
         if self._ending is not None:
             self._ending.put(None)
@@ -448,6 +488,7 @@ class Loop:
             if self._closed:
                 return
             self._run_logging_bugs()
+        self._answered.wake_next()
         self._start_next()
 
     def _run_logging_bugs(self) -> None:
@@ -493,8 +534,10 @@ class Loop:
         self._pending.closed = True
         self._ending = SimpleQueue()
         while not self._try_close(error):
+            self._answered.wake_next()
             with suppress(Empty):
                 self._ending.get(timeout=CLOSE_SECONDS)
+        self._answered.wake_all()
         self.engine.notices.flush()
 
     def _try_close(self, error: PenstockError | None) -> bool:

@@ -1,6 +1,6 @@
 """Requests to a queue, and how their callers get the answers.
 
-Owns: `Request` and its kinds; `PendingRequests`, in which they wait for a turn.
+Owns: `Request` and its kinds; `PendingRequests`, in which they wait for a turn; `AnsweredCallers`, who are woken.
 A caller makes a request, and a turn answers it once. The caller's thread sleeps until it is woken with the answer, or
 to run the next turn. Instants are elapsed microseconds of the queue's clock; 0 is no deadline.
 """
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from threading import get_ident, main_thread
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from penstock.loop.item_cache import LeasedItems
@@ -56,6 +57,9 @@ class Request:
         """When its caller stops waiting for a turn to take it."""
         self.on_done: Callable[[Request], None] | None = None
         self._wakeup: SimpleQueue[None] | None = None
+        self._answered_callers: AnsweredCallers | None = None
+        self.asleep = False
+        """Whether its caller's thread sleeps, and may be woken by another caller."""
 
     def check(self) -> None:
         """Validate it in the caller's thread, because an invalid request could fail a turn; and name its call."""
@@ -94,11 +98,14 @@ class Request:
         self.notify()
 
     def notify(self) -> None:
-        """Call `on_done` and wake the caller. May be called more than once."""
+        """Call `on_done` and wake the caller, now or after others. May be called more than once."""
         if self.on_done is not None:
             with suppress(Exception):  # a callback that raises must not fail the turn
                 self.on_done(self)
-        self.wake()
+        if self.asleep and self._answered_callers is not None:
+            self._answered_callers.add(self)
+        else:
+            self.wake()
 
     def claim(self) -> bool:
         """True once: for the turn that takes the request, or for the caller that gives up before."""
@@ -116,8 +123,9 @@ class Request:
         """Whether a turn has taken it, or its caller has given up."""
         return not self._unclaimed
 
-    def make_wakeup(self) -> None:
+    def make_wakeup(self, answered_callers: "AnsweredCallers") -> None:
         self._wakeup = SimpleQueue()
+        self._answered_callers = answered_callers
 
     def wake(self) -> bool:
         """Wake the caller's thread; False when none waits for it."""
@@ -129,10 +137,13 @@ class Request:
     def sleep(self, seconds: float | None) -> None:
         """Sleep until `wake` is called or the time is over."""
         assert self._wakeup is not None
+        self.asleep = get_ident() != main_thread().ident  # the main thread may be in a signal handler: it wakes no others
         try:
             self._wakeup.get(timeout=seconds)
         except Empty:
             return
+        finally:
+            self.asleep = False
 
     def result(self) -> Any:
         if self.error is not None:
@@ -421,6 +432,41 @@ class PendingRequests:
             return any(not request.taken and request.wake() for request in self._waiting)
         except RuntimeError:  # a request was added during the search
             return self.wake_one()
+
+
+class AnsweredCallers:
+    """Callers that have their answers and still sleep. They are woken one by one: each wakes the next when it leaves.
+
+    Woken together they would only wait for the interpreter, one behind the other, and each would be put to sleep
+    and woken once more. Needs no lock: the methods of a deque are atomic.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        """Add a request that has its answer. `wake_next` must follow."""
+        self._waiting.append(request)
+
+    def wake_next(self) -> None:
+        """Wake one caller, if there is one. It is removed last, so that an interrupt loses none."""
+        waiting = self._waiting
+        while waiting:
+            with suppress(IndexError, ValueError):  # another thread has woken it
+                request = waiting[0]
+                was_asleep = request.asleep
+                request.wake()
+                waiting.remove(request)
+                if was_asleep:
+                    return
+
+    def wake_all(self) -> None:
+        """Wake all callers: the one that should wake the next was interrupted."""
+        while self._waiting:
+            self.wake_next()
 
 
 def queue_closed_error(name: str) -> BrokerClosed:

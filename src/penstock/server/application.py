@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from penstock import operations
+from penstock.api.home_calls import HomeCalls, ServedHome
 from penstock.operations import LeaseItems, Operation, Query, ReadMetrics
 from penstock.server.audit import AuditLog
 from penstock.server.gate import Gate
 from penstock.server.health import HealthSettings, Readiness
-from penstock.server.home_calls import HomeCalls, ServedHome
 from penstock.server.json_api import JsonApi
 from penstock.server.key_ring import KeyRing
 from penstock.server.metrics import MetricsPage, MetricsSettings

@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.home_calls import HomeCalls
 from penstock.operations import Cancel, ExplainItem, FindQueue, Operation, TraceItem
 from penstock.server.access import Access, queues_in
 from penstock.server.api_keys import ApiKey
 from penstock.server.audit import AUDITED, AuditLog
-from penstock.server.home_calls import HomeCalls
 from penstock.server.key_ring import HOW_TO_SEND, KeyRing
 from penstock.server.server_limits import ServerLimits
 from penstock.server.server_meter import ServerMeter

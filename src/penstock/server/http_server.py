@@ -16,11 +16,11 @@ from typing import Any
 
 import uvicorn
 
+from penstock.api.home_calls import ServedHome
 from penstock.server.application import Application
 from penstock.server.audit import AuditLog
 from penstock.server.bind_addresses import BACKLOG, close_listeners, listen, url_of
 from penstock.server.health import HealthSettings
-from penstock.server.home_calls import ServedHome
 from penstock.server.http_protocol import LINGER_SECONDS, ConnectionWatch, HttpProtocol
 from penstock.server.key_ring import KeyRing
 from penstock.server.metrics import MetricsSettings

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.api.home_calls import HomeCall, HomeCalls
 from penstock.operations import A, AwaitItems, LeaseItems, Operation
 from penstock.server.gate import Gate
-from penstock.server.home_calls import HomeCall, HomeCalls
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import BodyTooLarge, OutcomeUnknown, PenstockError
 from penstock.words.limits import KIB

@@ -2,20 +2,20 @@
 
 Owns: `HomeCalls`. Operations that come in one round of the event loop are submitted together, so that they share turns
 and syncs; the turn runs in the event loop's thread as far as no disk is waited for. Answers that another thread has
-wake the event loop once, however many they are.
+wake the event loop once, however many they are. Used by the async API and by the server.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
 
 import msgspec
 
-from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Home, LeaseItems, Operation
-from penstock.words.errors import PenstockError
+from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, Home, LeaseItems, Operation, submit_each
+from penstock.words.errors import OutcomeUnknown, PenstockError
 
 
 class ServedHome(Home, Protocol):
@@ -27,22 +27,22 @@ class ServedHome(Home, Protocol):
 class HomeCall:
     """One operation, until its task has the answer."""
 
-    __slots__ = ("_cancel", "_cancelled", "answered")
+    __slots__ = ("_cancel", "answered", "cancelled")
 
     def __init__(self, answered: "asyncio.Future[Any]") -> None:
         self.answered = answered
         """Its result is the answer, or a PenstockError."""
         self._cancel: Cancel | None = None
-        self._cancelled = False
+        self.cancelled = False
 
     def submitted(self, cancel: Cancel) -> None:
         self._cancel = cancel
-        if self._cancelled:
+        if self.cancelled:
             cancel()
 
     def cancel(self) -> None:
         """Give the operation up, before or after its answer: items that were leased for it return to their queue."""
-        self._cancelled = True
+        self.cancelled = True
         if self._cancel is not None:
             self._cancel()
 
@@ -59,11 +59,14 @@ class HomeCall:
 class HomeCalls:
     """Sends operations of an event loop's tasks to a home."""
 
-    def __init__(self, home: ServedHome) -> None:
+    def __init__(self, home: Home) -> None:
         """Call it in the event loop."""
         self.home = home
-        self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
+        self.loop = asyncio.get_running_loop()
+        self._submit_all: Callable[[Sequence[tuple[Operation[Any], AnswerCallback]]], list[Cancel]] = getattr(
+            home, "submit_all", partial(submit_each, home.submit)
+        )
+        self._submits_in = 0  # the thread that submits operations now
         self._entered: list[tuple[Operation[Any], HomeCall]] = []
         self._answers: deque[tuple[HomeCall, Any]] = deque()
         """Answers of other threads."""
@@ -73,19 +76,19 @@ class HomeCalls:
         self._waiting: dict[HomeCall, Any] = {}
         """Calls that wait for items → the answer when none came."""
 
-    async def call(self, operation: Operation[A]) -> A:
-        """Wait for the answer. When the task is cancelled, the operation is."""
-        answer: A = await self.wait(self.start(operation))
+    async def call(self, operation: Operation[A], *, is_large: bool = False) -> A:
+        """Wait for the answer. When the task is cancelled, the operation is. is_large: as in `start`."""
+        answer: A = await self.wait(self.start(operation, is_large=is_large))
         return answer
 
     def start(self, operation: Operation[Any], *, is_large: bool = False) -> HomeCall:
         """Send an operation. is_large: its turn takes long; another thread runs it."""
-        call = HomeCall(self._loop.create_future())
+        call = HomeCall(self.loop.create_future())
         if is_large:
             call.submitted(self.home.submit(operation, partial(self._answered, call)))
             return call
         if not self._entered:
-            self._loop.call_soon(self._submit)
+            self.loop.call_soon(self._submit)
         self._entered.append((operation, call))
         return call
 
@@ -121,25 +124,33 @@ class HomeCalls:
 
     def _submit(self) -> None:
         entered, self._entered = self._entered, []
+        sent = [(operation, call) for operation, call in entered if not call.cancelled]
+        self._submits_in = get_ident()
         try:
-            cancels = self.home.submit_all([(operation, partial(self._answered, call)) for operation, call in entered])
+            cancels = self._submit_all([(operation, partial(self._answered, call)) for operation, call in sent])
         except PenstockError as error:  # the home is closed
-            for _, call in entered:
+            for _, call in sent:
                 call.finish(error)
-            return
-        for (_, call), cancel in zip(entered, cancels, strict=True):
-            call.submitted(cancel)
+        except BaseException as error:  # an interrupt, or a bug
+            for _, call in sent:
+                call.finish(OutcomeUnknown(f"the call was interrupted ({type(error).__name__}); repeat with the same request id"))
+            raise
+        else:
+            for (_, call), cancel in zip(sent, cancels, strict=True):
+                call.submitted(cancel)
+        finally:
+            self._submits_in = 0
 
     def _answered(self, call: HomeCall, answer: Any) -> None:
         """Take an answer, from any thread."""
-        if get_ident() == self._thread:
+        if get_ident() == self._submits_in:
             call.finish(answer)
             return
         self._answers.append((call, answer))
         if not self._woken:
             self._woken = True
             try:
-                self._loop.call_soon_threadsafe(self._deliver)
+                self.loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:  # the event loop is closed, so no task waits for the answer
                 call.cancel()
 
