@@ -109,8 +109,8 @@ def _add_numbers(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
     return bit << CONSTANT_SHIFT if same else 0
 
 
-def _add_key_ids(parts: list[Buffer], bit: int, values: Sequence[int] | memoryview) -> int:
-    add_padded(parts, values.cast("B") if isinstance(values, memoryview) else array("Q", values).tobytes())
+def _add_key_ids(parts: list[Buffer], bit: int, values: Sequence[int]) -> int:
+    add_padded(parts, array("Q", values).tobytes())
     return 0
 
 
@@ -365,7 +365,7 @@ class FrameColumns:
         return Batch(self.payload.values(low, high), **found)
 
     def view(self) -> Batch:
-        """All items, without an object for each: columns of bytes and texts are parts of the frame, and so are key ids.
+        """All items, without an object for each: columns of bytes and texts are parts of the frame, key ids an array.
 
         `encode` copies such columns to another frame. ValueError when a column does not have a value for each item.
         """
@@ -378,7 +378,7 @@ class FrameColumns:
                     raise ValueError(f"its column {name} is incomplete")
                 values: Any = TextColumn(column.offsets, column.data, column.bits) if as_text else column
             elif name == "key_id" and isinstance(column, NumberColumn):
-                values = column.numbers
+                values = array("Q", column.numbers.tobytes())
             elif as_text and isinstance(column, ConstantColumn):
                 values = [column.value.decode()] * count
             else:

@@ -4,9 +4,10 @@ Owns: `Batch`, in which items are written to a log and read from it, and `valida
 code behind it checks nothing again.
 Every column except `payloads` is optional: it is None when no item has a value, and otherwise has one entry per item.
 Work is done per column, not per item, wherever possible. The columns of a *view* (`logs.columns.FrameColumns.view`) are
-parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or texts, a memoryview for the key ids.
+parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or texts, an array for the key ids.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -107,7 +108,7 @@ class Batch(msgspec.Struct, gc=False):
         if self.payloads_only:
             return Batch(self.payloads if self.is_view else list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
-        fixed = (bytes, BinaryColumn, memoryview) if self.is_view else bytes
+        fixed = (bytes, BinaryColumn, array) if self.is_view else bytes
         copied = Batch(*(column if column is None or isinstance(column, fixed) else list(column) for column in columns))  # type: ignore[arg-type]
         return copied.drop_empty_columns()
 
@@ -238,8 +239,8 @@ def _check_numbers(field: Field, values: Sequence[int]) -> None:
         raise InvalidRequest(f"{field.name} is out of bounds; give whole {unit} from 0 (none) to {most}")
 
 
-def _check_key_ids(field: Field, values: Sequence[int] | memoryview) -> None:
-    if not isinstance(values, memoryview) or values.format != "Q":  # which has no other numbers
+def _check_key_ids(field: Field, values: Sequence[int]) -> None:
+    if not isinstance(values, array) or values.typecode != "Q":  # such an array has no other numbers
         _check_numbers(field, values)
 
 

@@ -14,13 +14,14 @@ from typing import Any
 class BinaryColumn(Sequence[Any]):
     """A column of byte strings: offsets, data and, when values may be missing, a bitmap. It is never changed."""
 
-    __slots__ = ("bits", "data", "offsets")
+    __slots__ = ("_pieces", "bits", "data", "offsets")
 
     def __init__(self, offsets: memoryview, data: memoryview, bits: memoryview | None = None) -> None:
         """offsets: one more than values, as 32-bit numbers."""
         self.offsets = offsets
         self.data = data
         self.bits = bits
+        self._pieces: list[bytes] | None = None  # made by the first `take`: a batch is divided into many shares
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -38,17 +39,21 @@ class BinaryColumn(Sequence[Any]):
         """The values [start, stop); None for a missing one."""
         if self.bits is None and stop - start == 1:
             return [bytes(self.data[self.offsets[start] : self.offsets[stop]])]
-        edges = self.offsets[start : stop + 1].tolist()
-        low = edges[0]
-        data = bytes(self.data[low : edges[-1]])
-        if low:
-            edges = [edge - low for edge in edges]
-        found: list[Any] = [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
+        found: list[Any] = self._cut(start, stop)
         if self.bits is not None:
             present = presence(self.bits, start, stop)
             if "0" in present:
                 found = [value if here == "1" else None for value, here in zip(found, present, strict=True)]
         return found
+
+    def _cut(self, start: int, stop: int) -> list[bytes]:
+        """The bytes of the values [start, stop); of a missing one b""."""
+        edges = self.offsets[start : stop + 1].tolist()
+        low = edges[0]
+        data = bytes(self.data[low : edges[-1]])
+        if low:
+            edges = [edge - low for edge in edges]
+        return [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
 
     def sizes(self) -> list[int]:
         """The length of each value; negative where the offsets are not in order, which only damage can cause."""
@@ -62,8 +67,10 @@ class BinaryColumn(Sequence[Any]):
 
     def take(self, indexes: Sequence[int]) -> "BinaryColumn":
         """The values at `indexes`, in that order, as a column."""
-        edges, data = self.offsets.tolist(), bytes(self.data)
-        values = [data[edges[index] : edges[index + 1]] for index in indexes]
+        if self._pieces is None:
+            self._pieces = self._cut(0, len(self))
+        pieces = self._pieces
+        values = [pieces[index] for index in indexes]
         offsets = memoryview(array("i", accumulate(map(len, values), initial=0)))
         bits = None
         if self.bits is not None:
