@@ -367,9 +367,11 @@ class FrameColumns:
     def view(self) -> Batch:
         """All items, without an object for each: columns of bytes and texts are parts of the frame, key ids an array.
 
-        `encode` copies such columns to another frame. ValueError when a column does not have a value for each item.
+        `encode` copies such columns to another frame. ValueError when the columns are not exactly its body.
         """
         count = self._count
+        if self._at != len(self._body):
+            raise ValueError(f"its columns have {self._at} bytes, not {len(self._body)}")
         found: dict[str, Any] = {}
         for name, column in [("payload", self.payload), *self.stored.items()]:
             as_text = _COLUMNS[name] in _TEXTS

@@ -29,7 +29,7 @@ class BinaryColumn(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
-            return self.values(start, stop) if step == 1 else self.values(0, len(self))[index]
+            return self.values(start, max(start, stop)) if step == 1 else self.values(0, len(self))[index]
         at = range(len(self))[index]
         if self.bits is not None and not self.bits[at >> 3] >> (at & 7) & 1:
             return None
