@@ -15,6 +15,8 @@ from penstock.loop.requests import ProduceRequest, Request
 from penstock.rules.records import Produced
 from penstock.rules.routing import slot
 from penstock.testing import SimulatedFiles
+from penstock.words.batch import Batch
+from penstock.words.binary_column import BinaryColumn
 from penstock.words.clock import DAY, SECOND, Moment
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of, keys_at, run_threads, wait_until
 from tests.broker.other_process import (
@@ -172,6 +174,53 @@ def test_adopted_items_keep_all_their_fields(file_broker: BrokerUnderTest) -> No
     assert found[0] == ([b"now"], [b"k"], ["kind"], [30 * SECOND])
     file_broker.advance_in_steps(11)
     assert queue.lease(10).parts_granted[0].items[0].batch.headers == [msgspec.msgpack.encode({"a": b"1"})]
+
+
+def test_items_with_every_field_are_divided_over_partitions(file_broker: BrokerUnderTest) -> None:
+    """Before and after a kill, each partition has the items of its keys with all their fields, in order."""
+    queue, other = file_broker.create(partitions=3), other_process(file_broker)
+    count, chance = 60, random.Random(4)
+    keys = [f"key-{chance.randrange(20)}" for _ in range(count)]
+    batch = batch_of(*texts(0, 5), keys=keys, priorities=[n % 10 for n in range(count)], ttl=30, dedups=texts(0, 5))
+    batch.headers = [msgspec.msgpack.encode({"n": str(n)}) if n % 3 else None for n in range(count)]
+    batch.kinds, batch.encodings = [f"kind-{n % 4}" for n in range(count)], ["json"] * count
+    batch.references = [f"r\N{EURO SIGN}{n}" if n % 5 else None for n in range(count)]
+    batch.ats = [file_broker.after(n) if n % 2 else 0 for n in range(count)]
+    batch.dedup_windows = [n * SECOND for n in range(count)]
+    other.publish(queue.incarnation, batch)
+    process_inbox(file_broker)
+    owners = queue.loop.engine.map.owners
+    expected = {
+        number: batch.take([index for index, key in enumerate(keys) if owners[slot(key.encode())] == number]) for number in range(3)
+    }
+    for _ in range(2):
+        handles = queue.loop.engine.handles
+        retained = {number: handle.usable_partition.read_retained(0, count).items for number, handle in handles.items()}
+        assert {number: Batch.join([part.batch for part in parts]) for number, parts in retained.items()} == expected
+        file_broker.kill()
+        file_broker.turn()
+        queue = file_broker.find()
+
+
+def test_a_write_is_adopted_without_reading_its_values(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames of items for one partition are taken over as bytes, as Spark writes them."""
+    queue, other = file_broker.create(partitions=2), other_process(file_broker)
+    frames = [batch_of(*[f"{key}:{number}" for key in keys_at(queue, number, 3)], keys=keys_at(queue, number, 3)) for number in range(2)]
+    frames[0].references, frames[1].references = ["a", "b", None], None
+    other.publish(queue.incarnation, *frames, batch_of("none:1", "none:2"))
+
+    cut = BinaryColumn._cut
+
+    def read(column: BinaryColumn, start: int, stop: int) -> list[bytes]:
+        assert stop - start <= 1, "more than the first value is read"
+        return cut(column, start, stop)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BinaryColumn, "_cut", read)
+        process_inbox(file_broker)
+    held = queue.lease(100)
+    assert sorted(held.texts) == sorted([text.decode() for frame in frames for text in frame.payloads] + ["none:1", "none:2"])
+    assert sorted(held.keys) == sorted(["", ""] + [key for number in range(2) for key in keys_at(queue, number, 3)])
 
 
 def test_parts_and_frames_are_adopted_in_order(file_broker: BrokerUnderTest) -> None:

@@ -106,6 +106,23 @@ def test_a_frame_with_a_valid_checksum_and_invalid_content_is_refused(
     assert queue.counts() == {} and len(logged_warnings(caplog)) == 1
 
 
+@pytest.mark.parametrize("edges", [b"\2\0\0\0\1\0\0\0", b"\1\0\0\0\x11\0\0\0", b"\377\377\377\377\2\0\0\0"])
+def test_a_frame_whose_offsets_are_wrong_is_refused(edges: bytes, file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    """Its checksums are right, so whoever wrote it was wrong: no payload may end where another item's begins."""
+    queue, other = file_broker.create(), other_process(file_broker)
+    write = write_name(BEGAN)
+    other.inbox.begin_write(write)
+    writer = other.inbox.part_writer(write, "p.frames", queue.incarnation)
+    draft = encode([Produced(0, batch_of("a", "b"))], Moment(0, 0))
+    body = b"".join(draft.parts)
+    assert body[4:12] == b"\1\0\0\0\2\0\0\0"
+    writer.add(draft)
+    writer.add(draft._replace(parts=[body[:4] + edges + body[12:]]))
+    other.inbox.publish(write, queue.incarnation, WriteManifest([writer.finish()], "s", 1))
+    process_inbox(file_broker)
+    assert queue.counts() == {} and len(logged_warnings(caplog)) == 1 and "write" in logged_warnings(caplog)[0]
+
+
 def test_writes_behind_a_damaged_one_of_the_same_source_wait(file_broker: BrokerUnderTest) -> None:
     """Writes of other sources are adopted. Those of the same source wait: after a later number this one never could
     be.

@@ -16,7 +16,7 @@ from penstock.testing import Halt
 from penstock.testing.clock import MicrosecondClock
 from penstock.words.batch import Batch
 from penstock.words.clock import SECOND
-from tests.broker.broker_under_test import BrokerUnderTest, batch_of
+from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, batch_of
 from tests.broker.other_process import OtherProcess, numbers_by_key, process_inbox
 from tests.broker.storages import PartlyFailingFiles, SimulatedStorage
 
@@ -109,10 +109,15 @@ class InboxSimulation:
         if not self.files.failing_paths:
             self.broker.advance_in_steps(40)
             held = self.broker.find().lease(self.rng.randint(1, 30))
-            self.served += held.texts
+            self.take(held)
             assert held.complete() == len(held.texts)
 
     # -- steps -------------------------------------------------------------------------------------------
+
+    def take(self, held: LeasedItems) -> None:
+        """Note what was served. Each item must have the key that its text names."""
+        self.served += held.texts
+        assert [key or "none" for key in held.keys] == [text.partition(":")[0] for text in held.texts]
 
     def frame(self, source: str) -> Batch:
         texts, keys = [], []
@@ -162,7 +167,9 @@ class InboxSimulation:
             self.broker.advance_in_steps(40)
             process_inbox(self.broker)
         assert [name for name in other.inbox_files() if name.endswith(".drop")] == []
-        self.served += queue.drain()
+        while held := queue.lease(100) or queue.lease(100):
+            self.take(held)
+            held.complete()
         assert Counter(self.served) == Counter(self.published)
         for key, numbers in numbers_by_key(self.served).items():
             assert numbers == sorted(numbers) or key == "none", f"{key}: {numbers}"

@@ -7,13 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.logs.codec import encode_records
 from penstock.logs.columns import FrameColumns, encode, trim_frame
 from penstock.logs.log import Frame, FrameType
 from penstock.rules.calls import FORMER, CallName
 from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, from_offsets
-from penstock.words.batch import Batch
+from penstock.words.batch import Batch, validate
 from penstock.words.clock import Moment
+from penstock.words.errors import InvalidRequest
 from tests.logs.batches import batches, framed
 
 NOW = Moment(5, 6)
@@ -139,3 +141,74 @@ def test_a_value_that_all_items_share_is_stored_once() -> None:
 
 def test_a_plain_item_costs_its_payload_and_four_bytes() -> None:
     assert len(encoded(Produced(0, Batch([b"x" * 100] * 1_000))).body) == 1_000 * 104 + 8  # one offset more than items, padded
+
+
+# -- views -------------------------------------------------------------------------------------------
+
+
+def refusal(batch: Batch) -> str | None:
+    """Why no queue takes a batch."""
+    try:
+        validate(batch)
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+@given(batches(), st.integers(0, 1 << 40))
+def test_a_view_is_written_with_the_bytes_of_its_items(batch: Batch, base: int) -> None:
+    view = FrameColumns(encoded(Produced(0, batch))).view()
+    assert view.is_view and len(view) == len(batch) and view.size_bytes == batch.size_bytes
+    assert refusal(view) == refusal(batch)
+    assert encoded(Produced(base, view.to_store(), source=b"s")) == encoded(Produced(base, batch, source=b"s"))
+
+
+@given(batches(), st.data())
+def test_a_part_of_a_view_is_that_part_of_the_batch(batch: Batch, data: st.DataObject) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(batch) - 1), min_size=1, max_size=20))
+    share = FrameColumns(encoded(Produced(0, batch))).view().take(chosen).to_store()
+    assert share.is_view
+    assert FrameColumns(encoded(Produced(7, share))).batch() == batch.take(chosen).drop_empty_columns()
+
+
+@given(batches(), batches())
+def test_a_view_can_be_joined_with_another_batch(first: Batch, second: Batch) -> None:
+    view = FrameColumns(encoded(Produced(0, first))).view()
+    assert Batch.join([view, second]) == Batch.join([first, second])
+
+
+def test_a_view_of_a_frame_has_a_value_for_each_item() -> None:
+    whole = encoded(Produced(0, Batch([b"abcdefgh", b"i"], [b"k", b"l"], [1, 2])))
+    for size in range(0, len(whole.body), 8):
+        with pytest.raises((ValueError, LookupError, TypeError, InvalidRequest)):
+            validate(FrameColumns(whole._replace(body=whole.body[:size])).view())
+
+
+def test_views_are_written_in_frames_of_their_own() -> None:
+    """A view is written by its bytes, which a frame that it shares with other produces would not allow."""
+    view = FrameColumns(encoded(Produced(0, Batch([b"b", b"c"])))).view()
+    drafts = encode_records([Produced(4, Batch([b"a"])), Produced(5, view), Produced(7, Batch([b"d"]))], NOW, 8)
+    assert [(draft.base_offset, draft.count) for draft in drafts] == [(4, 1), (5, 2), (7, 1)]
+    assert [FrameColumns(framed(draft)).batch().payloads for draft in drafts] == [[b"a"], [b"b", b"c"], [b"d"]]
+
+
+@pytest.mark.parametrize("name", ["kinds", "references"])
+def test_texts_of_a_view_must_be_utf_8(name: str) -> None:
+    batch = Batch([b"a", b"b"], **{name: ["ab", "cde"]})
+    frame = encoded(Produced(0, batch))
+    broken = bytes(frame.body).replace(b"abcde", b"ab\xffde")
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        validate(FrameColumns(frame._replace(body=memoryview(broken))).view())
+    split = bytes(frame.body).replace(b"abcde", "aéde".encode())  # valid as a whole, and cut inside a character
+    with pytest.raises(InvalidRequest, match="not valid Unicode"):
+        validate(FrameColumns(frame._replace(body=memoryview(split))).view())
+
+
+def test_the_values_of_a_view_have_limits() -> None:
+    for batch in (Batch([b"a", b"b"], kinds=["x" * 5_000, "y"]), Batch([b"a", b"b"], [b"k" * 2_000, b"l"], [1, 2])):
+        with pytest.raises(InvalidRequest, match="at most"):
+            validate(FrameColumns(encoded(Produced(0, batch))).view())
+    frame = encoded(Produced(0, Batch([b"abc", b"d"])))
+    swapped = frame._replace(body=memoryview(bytes(frame.body).replace(b"\3\0\0\0\4\0\0\0", b"\5\0\0\0\4\0\0\0")))
+    with pytest.raises(InvalidRequest, match="not in order"):
+        validate(FrameColumns(swapped).view())

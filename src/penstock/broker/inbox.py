@@ -335,7 +335,7 @@ class InboxProcessor:
             frames, items = 0, 0
             for frame in self._inbox.frames(write, part):
                 try:
-                    batch = FrameColumns(frame).batch()
+                    batch = FrameColumns(frame).view()
                 except (ValueError, LookupError, TypeError, msgspec.MsgspecError) as error:  # a valid checksum, invalid content
                     raise CorruptLog(
                         f"part {part.name} of {write.label} cannot be understood ({error}); move it away and write it again"

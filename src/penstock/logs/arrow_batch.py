@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.logs import columns
-from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns, add_padded
+from penstock.logs.columns import ConstantColumn, DigestColumn, FrameColumns, add_padded
 from penstock.logs.log import Buffer, Draft, Frame, FrameType
 from penstock.rules.routing import NO_KEY, SLOT_MASK, dedup_digest, dedup_slot, key_ids
+from penstock.words.binary_column import BinaryColumn
 from penstock.words.clock import Moment
 from penstock.words.fields import GIVEN, STORED, ColumnLayout
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS

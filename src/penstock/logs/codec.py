@@ -39,11 +39,12 @@ def encode_records(written: Sequence[Record], now: Moment, next_offset: int) -> 
 
 
 def _split(produced: list[Record]) -> list[list[Record]]:
-    """Split Produced records into groups of at most FRAME_BYTES; a larger record is a group of its own."""
+    """Split Produced records into groups of at most FRAME_BYTES; a larger record, or a view, is a group of its own."""
     groups: list[list[Record]] = []
     room = 0
     for record in produced:
-        size = record.batch.size_bytes if isinstance(record, Produced) else 0
+        assert isinstance(record, Produced)
+        size = FRAME_BYTES + 1 if record.batch.is_view else record.batch.size_bytes
         if not groups or size > room:
             groups.append([])
             room = FRAME_BYTES

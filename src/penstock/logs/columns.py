@@ -13,7 +13,8 @@ import struct
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import eq
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
@@ -25,6 +26,7 @@ from penstock.rules.records import Produced
 from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import Block
 from penstock.words.batch import Batch
+from penstock.words.binary_column import BinaryColumn, TextColumn, pack_bits, presence
 from penstock.words.clock import Moment
 from penstock.words.fields import COLUMNS, STORED, Column, ColumnLayout
 
@@ -87,10 +89,11 @@ def _add_columns(parts: list[Buffer], batch: Batch, produce_parts: list[ProduceP
 
 
 def _add_texts(parts: list[Buffer], bit: int, values: Sequence[str | None]) -> int:
-    encoded = [None if value is None else value.encode() for value in values]
-    if not _same(encoded):
-        return _add_nullable(parts, bit, encoded)
-    _add_blob(parts, encoded[0] or b"")
+    if isinstance(values, TextColumn):
+        return _add_nullable(parts, bit, values)
+    if not _same(values):
+        return _add_nullable(parts, bit, [None if value is None else value.encode() for value in values])
+    _add_blob(parts, (values[0] or "").encode())
     return bit << CONSTANT_SHIFT
 
 
@@ -123,8 +126,12 @@ def _add_produce_parts(parts: list[Buffer], bit: int, produce_parts: list[Produc
 
 
 def _add_nullable(parts: list[Buffer], bit: int, values: Sequence[bytes | None]) -> int:
-    add_padded(parts, _bitmap(values))
-    _add_binary(parts, [value or b"" for value in values])
+    if isinstance(values, BinaryColumn):
+        add_padded(parts, values.bits if values.bits is not None else pack_bits("1" * len(values)))
+        _add_binary(parts, values)
+    else:
+        add_padded(parts, _bitmap(values))
+        _add_binary(parts, [value or b"" for value in values])
     return 0
 
 
@@ -147,7 +154,7 @@ The function returns the bit shifted by CONSTANT_SHIFT when it stored a constant
 def _same(values: Sequence[object]) -> bool:
     """Whether all values are equal and not None."""
     first = values[0]
-    return first is not None and all(value == first for value in values)
+    return first is not None and all(map(eq, values, repeat(first)))
 
 
 def _add_blob(parts: list[Buffer], data: bytes) -> None:
@@ -155,6 +162,10 @@ def _add_blob(parts: list[Buffer], data: bytes) -> None:
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
+    if isinstance(values, BinaryColumn):  # its bytes, as they are
+        add_padded(parts, values.offsets.cast("B"))
+        add_padded(parts, values.data)
+        return
     if len(values) == 1:
         value = values[0]
         parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
@@ -172,40 +183,10 @@ def add_padded(parts: list[Buffer], data: Buffer) -> None:
 
 def _bitmap(values: Sequence[object]) -> bytes:
     """A bit per value, the first value in the lowest bit; 1 where the value is not None."""
-    size = (len(values) + 7) // 8
-    if None not in values:
-        return b"\xff" * size
-    digits = "".join("0" if value is None else "1" for value in reversed(values))
-    return int(digits, 2).to_bytes(size, "little")
+    return pack_bits("".join(["0" if value is None else "1" for value in values]) if None in values else "1" * len(values))
 
 
 # -- decode ------------------------------------------------------------------------------------------
-
-
-class BinaryColumn:
-    """A column of byte strings: offsets, data and, when values may be missing, a bitmap."""
-
-    __slots__ = ("bits", "data", "offsets")
-
-    def __init__(self, offsets: memoryview, data: memoryview, bits: memoryview | None = None) -> None:
-        self.offsets = offsets
-        self.data = data
-        self.bits = bits
-
-    def values(self, start: int, stop: int) -> list[Any]:
-        if self.bits is None and stop - start == 1:
-            return [bytes(self.data[self.offsets[start] : self.offsets[stop]])]
-        edges = self.offsets[start : stop + 1].tolist()
-        low = edges[0]
-        data = bytes(self.data[low : edges[-1]])
-        if low:
-            edges = [edge - low for edge in edges]
-        found: list[Any] = [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
-        if self.bits is not None:
-            present = int.from_bytes(self.bits, "little") >> start
-            if present & ((1 << len(found)) - 1) != (1 << len(found)) - 1:
-                found = [value if present >> index & 1 else None for index, value in enumerate(found)]
-        return found
 
 
 class ConstantColumn:
@@ -254,8 +235,9 @@ class DigestColumn:
         self.bits = bits
 
     def values(self, start: int, stop: int) -> list[bytes | None]:
-        present = int.from_bytes(self.bits, "little")
-        return [bytes(self.data[16 * i : 16 * i + 16]) if present >> i & 1 else None for i in range(start, stop)]
+        data = bytes(self.data[16 * start : 16 * stop])
+        present = presence(self.bits, start, stop)
+        return [data[16 * at : 16 * at + 16] if here == "1" else None for at, here in enumerate(present)]
 
 
 StoredColumn: TypeAlias = BinaryColumn | ConstantColumn | NumberColumn | ByteColumn | DigestColumn
@@ -381,6 +363,30 @@ class FrameColumns:
         for name in _TEXTS & found.keys():
             found[name] = [None if value is None else value.decode() for value in found[name]]
         return Batch(self.payload.values(low, high), **found)
+
+    def view(self) -> Batch:
+        """All items, without an object for each: columns of bytes and texts are parts of the frame, key ids an array.
+
+        `encode` copies such columns to another frame. ValueError when the columns are not exactly its body.
+        """
+        count = self._count
+        if self._at != len(self._body):
+            raise ValueError(f"its columns have {self._at} bytes, not {len(self._body)}")
+        found: dict[str, Any] = {}
+        for name, column in [("payload", self.payload), *self.stored.items()]:
+            as_text = _COLUMNS[name] in _TEXTS
+            if isinstance(column, BinaryColumn):
+                if len(column) != count or column.offsets[0] or column.offsets[-1] != len(column.data):
+                    raise ValueError(f"its column {name} is incomplete")
+                values: Any = TextColumn(column.offsets, column.data, column.bits) if as_text else column
+            elif name == "key_id" and isinstance(column, NumberColumn):
+                values = array("Q", column.numbers.tobytes())
+            elif as_text and isinstance(column, ConstantColumn):
+                values = [column.value.decode()] * count
+            else:
+                values = column.values(0, count)
+            found[_COLUMNS[name]] = values
+        return Batch(**found)
 
     def records(self, *, outline: bool = False) -> list[Produced]:
         """The records of `encode`. outline: their batches have only the columns that `rules.machine.apply` reads."""

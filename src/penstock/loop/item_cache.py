@@ -137,7 +137,9 @@ class ItemCache:
         """The lowest offset of the last `collect`. What stands before it is the least likely to be wanted again."""
 
     def put(self, record: Produced, wall: int) -> None:
-        """Cache produced items, if there is room."""
+        """Cache produced items, if there is room; not a view, which is adopted in bulk and read from the log later."""
+        if record.batch.is_view:
+            return
         if self._bytes > CACHE_BYTES:
             if not self._read:
                 return

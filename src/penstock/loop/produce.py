@@ -147,7 +147,7 @@ class ProduceStep:
             return partitions.handles.keys()  # their items are counted
         if request.sequence:
             maps = (partitions.map, *partitions.older_maps)
-            return {number for slots in maps for number in _chunk_partitions(request, slots) if number in partitions.handles}
+            return {number for slots in maps for number in _chunk_shares(request, slots) if number in partitions.handles}
         return self._stores_in(request)
 
     def _stores_in(self, request: requests.ProduceRequest) -> Collection[int]:
@@ -218,12 +218,16 @@ class ProduceStep:
         return [*active[self._from :], *active[: self._from]][:CANDIDATES]
 
     def _divide(self, batch: Batch, request: requests.ProduceRequest) -> dict[int, Sequence[int] | None]:
-        """Divide a batch of a request: partition → indexes of its items (None: all)."""
+        """Divide a batch of a request, or what is left of it: partition → indexes of its items (None: all)."""
         slots = self._partitions.map
-        numbers = _partitions_of(batch, slots, _chunk_default(request, slots) if request.sequence else FREE)
-        if len(set(numbers)) == 1:
-            return {numbers[0] if numbers[0] != FREE else self._least_busy().number: None}
-        shares: dict[int, Sequence[int] | None] = {**_by_partition(numbers)}
+        if batch is request.batch and request.sequence:
+            found = _chunk_shares(request, slots)
+        else:
+            found = _divided(batch, slots, _chunk_default(request, slots) if request.sequence else FREE)
+        if len(found) == 1:
+            (number,) = found
+            return {number if number != FREE else self._least_busy().number: None}
+        shares: dict[int, Sequence[int] | None] = {**found}
         free = shares.pop(FREE, None)
         if free is not None:
             least = self._least_busy().number
@@ -291,7 +295,7 @@ class ProduceStep:
         parts: list[StoredPart] = []
         left: list[int] | None = None
         for slots in (self._partitions.map, *self._partitions.older_maps):
-            for number, indexes in _by_partition(_chunk_partitions(request, slots)).items():
+            for number, indexes in _chunk_shares(request, slots).items():
                 handle = self._partitions.handles.get(number)
                 indexes = indexes if left is None else sorted(set(indexes).intersection(left))
                 if handle is None or not indexes:
@@ -325,9 +329,14 @@ def _partitions_of(batch: Batch, slots: SlotMap, default: int = FREE) -> list[in
     return numbers
 
 
-def _chunk_partitions(request: requests.ProduceRequest, slots: SlotMap) -> list[int]:
-    """The partition of each item of a chunk."""
-    return _partitions_of(request.batch, slots, _chunk_default(request, slots))
+def _chunk_shares(request: requests.ProduceRequest, slots: SlotMap) -> dict[int, Sequence[int]]:
+    """The shares of a chunk by a slot map: partition → indexes of its items. They are kept in the request."""
+    found = request.shares.get(slots.version)
+    if found is None:
+        sole, batch = slots.sole_owner, request.batch
+        found = {sole: range(len(batch))} if sole is not None else _divided(batch, slots, _chunk_default(request, slots))
+        request.shares[slots.version] = found
+    return found
 
 
 def _chunk_default(request: requests.ProduceRequest, slots: SlotMap) -> int:
@@ -335,8 +344,15 @@ def _chunk_default(request: requests.ProduceRequest, slots: SlotMap) -> int:
     return slots.owners[slot(request.request or b"")]
 
 
-def _by_partition(numbers: list[int]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+def _divided(batch: Batch, slots: SlotMap, default: int) -> dict[int, Sequence[int]]:
+    """Partition → indexes of its items; `default` as in `_partitions_of`."""
+    if batch.key_ids is None and batch.dedups is None:
+        return {default: range(len(batch))}
+    numbers = _partitions_of(batch, slots, default)
+    first = numbers[0]
+    if numbers.count(first) == len(numbers):
+        return {first: range(len(batch))}
+    found: dict[int, list[int]] = {number: [] for number in dict.fromkeys(numbers)}
     for index, number in enumerate(numbers):
-        found.setdefault(number, []).append(index)
-    return found
+        found[number].append(index)
+    return {**found}

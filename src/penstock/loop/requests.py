@@ -175,10 +175,12 @@ class ProduceRequest(Request):
         self.request = request
         self.sequence = sequence
         """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever; else 0."""
+        self.shares: dict[int, dict[int, Sequence[int]]] = {}
+        """Of a chunk: slot map version → partition → indexes of its items. Filled where needed (loop/produce.py)."""
 
     def check(self) -> None:
-        self.batch = validate(with_key_ids(self.batch))
-        if not self.sequence:
+        if not self.sequence:  # the whole write was validated before its first chunk
+            self.batch = validate(with_key_ids(self.batch))
             super().check()
 
     def fingerprint(self) -> bytes:

@@ -37,6 +37,13 @@ class SlotMap(NamedTuple):
         owners = self.owners
         return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in batch.key_ids or repeat(NO_KEY, len(batch))]
 
+    @property
+    def sole_owner(self) -> int | None:
+        """The partition that owns every slot; None if there are several."""
+        packed = self.owners.tobytes()
+        width = self.owners.itemsize
+        return self.owners[0] if packed == packed[:width] * SLOTS else None
+
     def pack(self) -> bytes:
         """The owners as bytes: the same owners, the same bytes. The version is stored beside them."""
         return _pack(self.owners.tobytes())

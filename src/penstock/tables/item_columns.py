@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 
 from penstock.logs.arrow_batch import TYPES, binary_array
 from penstock.logs.columns import BITS as BITS_OF_FRAMES
-from penstock.logs.columns import BinaryColumn, ConstantColumn, DigestColumn, FrameColumns
+from penstock.logs.columns import ConstantColumn, DigestColumn, FrameColumns
 from penstock.rules.runs import pairs
 from penstock.tables import schemas
 from penstock.tables.arrays import ids, nulls, offsets_of, repeat_each, repeated, scalar, shared_constant
 from penstock.tables.schemas import HEADERS, INSTANT
 from penstock.words import origin, values
+from penstock.words.binary_column import BinaryColumn
 from penstock.words.fields import BY_NAME, FIELDS, STORED, ColumnLayout
 from penstock.words.limits import DEFAULT_PRIORITY, MIB
 from penstock.words.origin import Origin

@@ -3,15 +3,18 @@
 Owns: `Batch`, in which items are written to a log and read from it, and `validate`, the only check of a caller's batch:
 code behind it checks nothing again.
 Every column except `payloads` is optional: it is None when no item has a value, and otherwise has one entry per item.
-Work is done per column, not per item, wherever possible.
+Work is done per column, not per item, wherever possible. The columns of a *view* (`logs.columns.FrameColumns.view`) are
+parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or texts, an array for the key ids.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
 import msgspec
 
+from penstock.words.binary_column import BinaryColumn, TextColumn
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME, COLUMNS, Column, ColumnLayout, Field, FieldType
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, MAX_NAME_BYTES, MAX_PAYLOAD_BYTES
@@ -64,7 +67,11 @@ class Batch(msgspec.Struct, gc=False):
         """The items at `indexes`, in that order."""
 
         def chosen(column: Any) -> Any:
-            return bytes([column[i] for i in indexes]) if isinstance(column, bytes) else [column[i] for i in indexes]
+            if isinstance(column, bytes):
+                return bytes([column[i] for i in indexes])
+            if isinstance(column, BinaryColumn):
+                return column.take(indexes)
+            return [column[i] for i in indexes]
 
         return Batch(*[None if column is None else chosen(column) for column in msgspec.structs.astuple(self)])  # type: ignore[arg-type]
 
@@ -97,9 +104,10 @@ class Batch(msgspec.Struct, gc=False):
     def to_store(self) -> "Batch":
         """A batch with its own lists, which changes to the lists of this batch do not affect; without empty columns."""
         if self.payloads_only:
-            return Batch(list(self.payloads))
+            return Batch(self.payloads if self.is_view else list(self.payloads))
         columns = (getattr(self, name) for name in self.__struct_fields__)
-        copied = Batch(*(column if column is None or isinstance(column, bytes) else list(column) for column in columns))  # type: ignore[arg-type]
+        fixed = (bytes, BinaryColumn, array) if self.is_view else bytes
+        copied = Batch(*(column if column is None or isinstance(column, fixed) else list(column) for column in columns))  # type: ignore[arg-type]
         return copied.drop_empty_columns()
 
     def drop_empty_columns(self) -> "Batch":
@@ -115,9 +123,14 @@ class Batch(msgspec.Struct, gc=False):
         return self
 
     @property
+    def is_view(self) -> bool:
+        """Whether its columns are parts of a frame."""
+        return isinstance(self.payloads, BinaryColumn)
+
+    @property
     def size_bytes(self) -> int:
         """Payload bytes."""
-        return sum(map(len, self.payloads))
+        return self.payloads.size_bytes if isinstance(self.payloads, BinaryColumn) else sum(map(len, self.payloads))
 
 
 _OPTIONAL = COLUMNS[1:]
@@ -168,20 +181,41 @@ def _check_sequence(name: str, column: object) -> None:
 def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
     """Check the types and lengths of the values, and return their total length."""
     name = "transfer's origin" if field.type is FieldType.ORIGIN else field.name
-    kinds = set(map(type, values))
-    if not required:
-        kinds.discard(type(None))
-    if kinds - {bytes}:
-        wrong = next(iter(kinds - {bytes})).__name__
-        raise InvalidRequest(f"a {name} is {wrong}; give bytes")
-    sizes = [len(value) for value in values if value is not None]
+    if isinstance(values, BinaryColumn):
+        sizes = values.sizes()
+        if min(sizes, default=0) < 0:
+            raise InvalidRequest(f"the {name} column of a frame is damaged: its offsets are not in order; write the items again")
+    else:
+        _check_types(name, values, required=required)
+        sizes = [len(value) for value in values if value is not None]
     if sizes and max(sizes) > field.high:
         have = "headers have" if field.type is FieldType.HEADERS else f"a {name} has"
         raise InvalidRequest(f"{have} {max(sizes)} bytes; give at most {field.high}")
     return sum(sizes)
 
 
+def _check_types(name: str, values: Sequence[bytes | None], *, required: bool) -> None:
+    kinds = set(map(type, values))
+    if not required:
+        kinds.discard(type(None))
+    if kinds - {bytes}:
+        wrong = next(iter(kinds - {bytes})).__name__
+        raise InvalidRequest(f"a {name} is {wrong}; give bytes")
+
+
 def _check_texts(field: Field, values: Sequence[str | None]) -> None:
+    if isinstance(values, TextColumn):
+        _check_bytes(field, values)
+        try:
+            str(values.data, "ascii")  # then each text is valid, wherever it begins and ends
+        except UnicodeDecodeError:
+            pass
+        else:
+            return
+        try:
+            values = values[:]
+        except UnicodeDecodeError:
+            raise InvalidRequest(f"a {field.name} is not valid Unicode; give UTF-8") from None
     wrong = set(map(type, values)) - {str, type(None)}
     if wrong:
         raise InvalidRequest(f"a {field.name} is {wrong.pop().__name__}; give a text")
@@ -203,6 +237,11 @@ def _check_numbers(field: Field, values: Sequence[int]) -> None:
         raise InvalidRequest(f"{field.name} is out of bounds; give whole {unit} from 0 (none) to {most}")
 
 
+def _check_key_ids(field: Field, values: Sequence[int]) -> None:
+    if not isinstance(values, array) or values.typecode != "Q":  # such an array has no other numbers
+        _check_numbers(field, values)
+
+
 def _check_digests(field: Field, values: Sequence[bytes | None]) -> None:
     if any(digest is not None and (type(digest) is not bytes or len(digest) != 16) for digest in values):
         raise InvalidRequest(f"a {field.name} digest is not 16 bytes; make it with routing.dedup_digest")
@@ -210,7 +249,7 @@ def _check_digests(field: Field, values: Sequence[bytes | None]) -> None:
 
 _CHECKS: dict[ColumnLayout, Callable[[Field, Any], object]] = {
     ColumnLayout.OPTIONAL_BYTES: _check_bytes,
-    ColumnLayout.KEY_IDS: _check_numbers,
+    ColumnLayout.KEY_IDS: _check_key_ids,
     ColumnLayout.TEXTS: _check_texts,
     ColumnLayout.SMALL: _check_small,
     ColumnLayout.NUMBERS: _check_numbers,
