@@ -31,6 +31,18 @@ from tests.api.both_apis import BrokerOpener
         ("postgresql://host/db", "postgresql://… cannot be opened; this version opens directories, http://, https:// and 'memory://'"),
         ("a\0b", "the path 'a\\x00b' has a null character, which no path can have; give another"),
         ("", "the target is empty; give the path of a directory ('.' is this one), or http://host:port"),
+        (
+            "memory:",
+            "'memory:' looks like an address and is none; write http://host:port or 'memory://', or ./memory: for a directory of that name",
+        ),
+        (
+            "http:/h",
+            "'http:/h' looks like an address and is none; write http://host:port or 'memory://', or ./http:/h for a directory of that name",
+        ),
+        (
+            "h:2319",
+            "'h:2319' looks like an address and is none; write http://host:port or 'memory://', or ./h:2319 for a directory of that name",
+        ),
         (None, "the target is NoneType; give the path of a directory, or an address as text"),
         (b"data", "the target is bytes; give the path of a directory, or an address as text"),
     ],
@@ -49,6 +61,7 @@ def test_a_wrong_target_is_refused_with_a_message(opener: BrokerOpener, target: 
         ({"min_free_bytes": -1}, "min_free_bytes is -1; give a whole number from 0 to"),
         ({"segment_bytes": 0}, "segment_bytes is 0; give a whole number from 1 to"),
         ({"compression": "zstd"}, "compression is str; give True or False"),
+        ({"wait": "10s"}, "wait is str; give seconds or a timedelta"),
         ({"roots": "/disk2"}, "roots is a single path; give a list of them"),
     ],
 )
@@ -301,6 +314,7 @@ WRONG: list[tuple[str, Callable[[Broker], object], str]] = [
     ("find", lambda b: b.queue("a/b"), "'a/b' is no name for a queue; use"),
     ("find type", lambda b: b.queue(None), "the queue is NoneType; give its name, or a Queue"),  # type: ignore[arg-type]
     ("partitions", lambda b: b.create_queue("q", partitions=0), "partitions is 0; give a whole number from 1 to 1024"),
+    ("update partitions", lambda b: b.queue("there").update(partitions=2), "partitions is not changed by update; use resize"),  # type: ignore[call-arg]
     ("option", lambda b: b.create_queue("q", color=1), "there is no option 'color'; the options are lease_timeout"),  # type: ignore[call-arg]
     ("lease", lambda b: b.create_queue("q", lease_timeout=0), "lease_timeout is 0; give 1 to 43200 seconds"),
     ("attempts", lambda b: b.create_queue("q", max_attempts=-1), "max_attempts is -1; give a whole number from 0 to 65535"),

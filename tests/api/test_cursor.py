@@ -236,7 +236,8 @@ WRONG: list[tuple[str, Callable[[Queue], object], str]] = [
     ("no offsets", lambda q: q.cursor("c", start={}), "start is an empty mapping; give {partition: offset}"),
     ("follow", lambda q: q.cursor("c", follow=1), "follow is int; give True or False"),  # type: ignore[arg-type]
     ("limit", lambda q: q.cursor("there").read(0), "limit is 0; give a whole number from 1 to 10000"),
-    ("seek", lambda q: q.cursor("there").seek("end"), "start is 'end'; give 'oldest', 'newest', a datetime, the id"),
+    ("seek date", lambda q: q.cursor("there").seek(datetime(2026, 1, 1)), "to has no timezone; give one"),
+    ("seek", lambda q: q.cursor("there").seek("end"), "to is 'end'; give 'oldest', 'newest', a datetime, the id"),
 ]
 
 

@@ -95,9 +95,19 @@ def test_a_reschedule_needs_a_valid_time(queue: Queue, arguments: dict[str, Any]
     assert queue.stats().ready == 1
 
 
+def test_a_page_without_items_can_be_cancelled_and_rescheduled(queue: Queue) -> None:
+    page = queue.find(reference="nobody's")
+    assert queue.cancel(*page) == []
+    assert queue.reschedule(*page, delay=60) == []
+    with pytest.raises(InvalidRequest, match="either a time or a delay"):
+        queue.reschedule(*page)
+
+
 def test_bad_arguments_are_refused(queue: Queue) -> None:
-    with pytest.raises(InvalidRequest, match="the number of items"):
-        queue.cancel()
+    with pytest.raises(InvalidRequest, match="the number of items is 10001"):
+        queue.cancel(*["0-0"] * 10_001)
+    with pytest.raises(InvalidRequest, match="an item is given as list; give the items one by one"):
+        queue.cancel(["0-0"])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="is not the id of an item"):
         queue.cancel("nonsense")
     with pytest.raises(InvalidRequest, match="neither a key nor a reference"):

@@ -260,6 +260,8 @@ def test_a_closed_pipe(orders_cli: CommandLine) -> None:
 def test_help_and_version(cli: CommandLine) -> None:
     assert cli.out("--version") == f"penstock {penstock.__version__}"
     assert "Commands:" in cli.out("--help")
+    as_module = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True)
+    assert as_module.stdout == f"penstock {penstock.__version__}\n"
     for args in ([], ["queue"], ["dead"], ["keys"], ["import"]):
         ran = cli.run(*args, code=2)
         assert ran.out == "" and ran.err.startswith("Usage: penstock") and ran.err.count("Usage:") == 1

@@ -1,18 +1,27 @@
 """ManualClock."""
 
 from copy import deepcopy
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
 from penstock.testing import ManualClock
 from penstock.words.clock import DAY, MINUTE, Clock
+from penstock.words.errors import InvalidRequest
 
 
 def test_time_does_not_move_without_a_call() -> None:
     clock: Clock = ManualClock()
     assert clock.read() == clock.read() == ManualClock().read()
+
+
+def test_it_begins_at_a_given_date() -> None:
+    clock = ManualClock(datetime(2028, 2, 29, 23, 59, tzinfo=timezone(timedelta(hours=1))))
+    clock.advance(60)
+    assert clock.now() == datetime(2028, 2, 29, 23, tzinfo=UTC)
+    with pytest.raises(InvalidRequest, match="start has no timezone"):
+        ManualClock(datetime(2028, 2, 29))
 
 
 def test_advance_moves_both_clocks() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock import Queue
+from penstock import Hooks, Queue
 from penstock.errors import InvalidRequest
 from penstock.worker.outcomes import RetryPolicy
 from penstock.worker.worker import Worker
@@ -33,6 +33,7 @@ Handle = Callable[..., Any]
         ({"name": 7}, "a worker's name is int; give a text"),
         ({"handler": 3}, "the handler is int; give a function of an item"),
         ({"handler": lambda: None}, "the handler takes no item"),
+        ({"handler": lambda item, context, more: None}, "the handler needs 3 arguments; give a function of an item"),
         ({"handler": lambda item: None, "processes": 1}, "a handler cannot be sent to another process"),
         ({"queues": []}, "the worker has no queue"),
         ({"queues": "orders"}, "the worker's queue is str; give a Queue"),
@@ -68,3 +69,8 @@ def test_wrong_weights_kinds_and_runs_are_refused(queue: Queue, log: HandlerEven
     with running_worker(one):  # a worker can run again
         queue.produce(b"y", kind="a")
         assert log.next() == b"y"
+
+
+def test_a_hook_is_a_function() -> None:
+    with pytest.raises(InvalidRequest, match="the hook started is int; give a function"):
+        Hooks(started=5)  # type: ignore[arg-type]

@@ -151,24 +151,27 @@ def seek_start(item_id: str | None, at: datetime | None) -> dict[int, int] | int
     raise InvalidRequest("seek takes either an id or a time; give an id, or at=")
 
 
-def cursor_start(start: Start) -> Literal["oldest", "newest"] | int | dict[int, int]:
-    """Where a cursor begins: at an end, at a time in wall microseconds, or at an offset of each of these partitions."""
+def cursor_start(start: Start, name: str = "start") -> Literal["oldest", "newest"] | int | dict[int, int]:
+    """Where a cursor begins: at an end, at a time in wall microseconds, or at an offset of each of these partitions.
+
+    name: the argument that gave it.
+    """
     if isinstance(start, Mapping):
         if not start:
-            raise InvalidRequest("start is an empty mapping; give {partition: offset}")
+            raise InvalidRequest(f"{name} is an empty mapping; give {{partition: offset}}")
         return {
-            check_range("a partition of start", number, 0, LAST_PARTITION): check_range("an offset of start", offset, 0, 1 << 60)
+            check_range(f"a partition of {name}", number, 0, LAST_PARTITION): check_range(f"an offset of {name}", offset, 0, 1 << 60)
             for number, offset in start.items()
         }
     if not isinstance(start, str):
-        return values.instant(start, "start")
+        return values.instant(start, name)
     if start in ("oldest", "newest"):
         return "oldest" if start == "oldest" else "newest"
     try:
         return dict([parse_id(start)])
     except InvalidRequest:
         advice = "give 'oldest', 'newest', a datetime, the id of an item or {partition: offset}"
-        raise InvalidRequest(f"start is {start!r:.80}; {advice}") from None
+        raise InvalidRequest(f"{name} is {start!r:.80}; {advice}") from None
 
 
 def cursor_name(name: str) -> str:
@@ -180,7 +183,10 @@ def cursor_name(name: str) -> str:
 
 def positions_of(given: "Sequence[str | Item]") -> list[tuple[int, int]]:
     """The partition and offset of each item, given by its id or as an Item."""
-    check_range("the number of items", len(given), 1, MAX_BATCH_ITEMS)
+    check_range("the number of items", len(given), 0, MAX_BATCH_ITEMS)
+    for one in given:
+        if isinstance(one, list | tuple | set | frozenset):
+            raise InvalidRequest(f"an item is given as {type(one).__name__}; give the items one by one, as in cancel(*items)")
     return [(one.partition, one.offset) if isinstance(one, Item) else parse_id(one) for one in given]
 
 

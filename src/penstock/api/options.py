@@ -159,6 +159,8 @@ def queue_info(found: reports.QueueDescription) -> QueueInfo:
 def to_catalog(given: Mapping[str, Any]) -> dict[str, object]:
     """The options as the catalog takes them: microseconds, and 0 or "" for None."""
     unknown = [name for name in given if name not in OPTION_NAMES]
+    if "partitions" in unknown:
+        raise InvalidRequest("partitions is not changed by update; use resize")
     if unknown:
         raise InvalidRequest(f"there is no option {unknown[0]!r}; the options are {', '.join(OPTION_NAMES)}")
     return {name: _READ[name](value) if name in _READ else value for name, value in given.items()}

@@ -293,7 +293,8 @@ class EmbeddedBroker:
             if entry.incarnation not in self._loops:
                 self._being_created = entry.incarnation
                 self._open_created(entry)
-                _log.info("queue %r was created, with %d partitions", name, partitions, extra=log_fields(queue=name))
+                many = "" if partitions == 1 else "s"
+                _log.info("queue %r was created, with %d partition%s", name, partitions, many, extra=log_fields(queue=name))
         return describe_queue(entry)
 
     def _open_created(self, entry: QueueEntry) -> None:

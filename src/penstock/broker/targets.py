@@ -5,6 +5,7 @@ memory, or the address of a server.
 """
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -24,6 +25,8 @@ OPEN_WAIT = 10 * SECOND
 TargetPath: TypeAlias = str | os.PathLike[str]
 MIN_FREE_BYTES = 32 * MIB
 """The default space that `produce` leaves free. Completing items, and deleting old files, need some space too."""
+_MISWRITTEN = re.compile(r"(memory|https?):|[\w.-]+:\d+$", re.IGNORECASE)
+"""Texts that are meant as an address: a directory of such a name would be made unnoticed."""
 _OF_DIRECTORIES: dict[str, Any] = {
     "roots": None,
     "own": True,
@@ -65,6 +68,9 @@ def checked_target(target: TargetPath, roots: Sequence[TargetPath | Root] | None
     if "://" in path and path != MEMORY:
         scheme = path.partition("://")[0]
         raise InvalidRequest(f"{scheme:.80}://… cannot be opened; this version opens directories, http://, https:// and {MEMORY!r}")
+    if path != MEMORY and _MISWRITTEN.match(path) and isinstance(target, str) and not os.path.isdir(path):
+        advice = f"write http://host:port or {MEMORY!r}, or ./{path:.80} for a directory of that name"
+        raise InvalidRequest(f"{path!r:.80} looks like an address and is none; {advice}")
     path = path if path == MEMORY else os.path.expanduser(path)
     if not roots:
         return path

@@ -1,6 +1,7 @@
 """A clock that moves only when a test moves it.
 
-Owns: `ManualClock`. It starts at the same moment in every test, so that the times of two failures can be compared.
+Owns: `ManualClock`. Unless told otherwise, it starts at the same moment in every test, so that the times of two
+failures can be compared.
 """
 
 import math
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import ClassVar
 
 from penstock.words.clock import HOUR, MINUTE, SECOND, Moment
-from penstock.words.values import timestamp
+from penstock.words.values import instant, timestamp
 
 START_ELAPSED = 1 * HOUR
 START_WALL = 1_767_225_600_000_000
@@ -29,15 +30,17 @@ class ManualClock:
     >>> clock.now()
     datetime.datetime(2026, 1, 1, 0, 0, 5, tzinfo=datetime.timezone.utc)
 
+    start: the date and time at which it begins, with a timezone.
+
     Any thread may move it. Calls of a broker that wait for a time are woken when the clock reaches it.
     """
 
     UNIT: ClassVar[int] = SECOND
     """What 1 means as a duration, in microseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: datetime | None = None) -> None:
         self._boots = 1
-        self._moment = Moment(START_ELAPSED, START_WALL)
+        self._moment = Moment(START_ELAPSED, START_WALL if start is None else instant(start, "start"))
         self._moving = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
 

@@ -147,6 +147,9 @@ def _context_style(function: HandlerFunction) -> str | None:
     ordered = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if not ordered and not any(one.kind is one.VAR_POSITIONAL for one in given):
         raise InvalidRequest("the handler takes no item; give a function of an item, or of an item and a context")
+    if len(needed := [one for one in ordered if one.default is one.empty]) > 2:
+        sentence = f"the handler needs {len(needed)} arguments; give a function of an item, or of an item and a context"
+        raise InvalidRequest(f"{sentence} (functools.partial fills the others)")
     if len(ordered) > 1 and (ordered[1].default is ordered[1].empty or ordered[1].name == "context"):
         return "position"
     return "name" if any(one.name == "context" and one not in ordered[:1] for one in given if one.kind is not one.VAR_KEYWORD) else None

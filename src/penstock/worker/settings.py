@@ -46,6 +46,12 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
     drained: Callable[[], object] | None = None
     """Called when all items are settled, before `run` returns."""
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            given = getattr(self, name)
+            if given is not None and not callable(given):
+                raise InvalidRequest(f"the hook {name} is {type(given).__name__}; give a function")
+
     @property
     def has_item_hooks(self) -> bool:
         return self.started is not None or self.finished is not None or self.failed is not None

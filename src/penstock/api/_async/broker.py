@@ -102,7 +102,7 @@ async def aopen(
     home = await open_async_home(
         target,
         roots=roots,
-        wait=arguments.wait_timeout(wait),
+        wait=arguments.wait_timeout(wait, "wait"),
         own=arguments.check_flag("own", own),
         exclusive=arguments.check_flag("exclusive", exclusive),
         read_only=arguments.check_flag("read_only", read_only),

@@ -147,7 +147,7 @@ class AsyncCursor:
             them. An id or offsets move the position in these partitions only, and at most to their ends.
         """
         self._check_open()
-        found = await self._find(to)
+        found = await self._find(to, "to")
         self._page.clear()
         self._position |= found
         await self.commit()
@@ -158,8 +158,8 @@ class AsyncCursor:
         ends = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
         return sum(one.lag for one in cursor_lags(self._position, oldest, ends))
 
-    async def _find(self, start: Start) -> dict[int, int]:
-        at = cursor_start(start)
+    async def _find(self, start: Start, name: str) -> dict[int, int]:
+        at = cursor_start(start, name)
         if isinstance(at, dict):
             ends = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
             await self._check_found(at, ends)
@@ -184,7 +184,7 @@ class AsyncCursor:
         self._position = dict(self._committed)
         if not self._position:
             if isinstance(at, dict):  # in the other partitions it begins with the oldest items, and retention keeps them
-                self._position = await self._find("oldest")
+                self._position = await self._find("oldest", "start")
             await self.seek(start)
         return self
 

@@ -408,13 +408,14 @@ class AsyncQueue:
     async def cancel(self, *items: str | Item) -> list[ItemChange]:
         """Remove items that wait, for good, and return what became of each, in their order.
 
-        items: ids, or items as `find` and `items` return them, at most 10,000.
+        items: ids, or items as `find` and `items` return them, at most 10,000; without any, nothing is done.
 
         Ready and scheduled items are cancelled, also those that a key holds back. Leased items are not, nor are those
         that are completed, buried or on their way to another queue: the attribute `outcome` of each result says so. A
         cancelled item is never leased, not even after a seek; its dedup id can be used again.
         """
-        return await self._home.call(CancelItems(queue=self._incarnation, items=arguments.positions_of(items)))
+        positions = arguments.positions_of(items)
+        return await self._home.call(CancelItems(queue=self._incarnation, items=positions)) if positions else []
 
     async def reschedule(self, *items: str | Item, at: datetime | None = None, delay: Seconds | None = None) -> list[ItemChange]:
         """Give items that wait another time, and return what became of each, in their order.
@@ -429,8 +430,9 @@ class AsyncQueue:
         rescheduled to now keeps its place. The ttl of an item does not change.
         """
         when, wait = arguments.new_time(at, delay)
-        operation = RescheduleItems(queue=self._incarnation, items=arguments.positions_of(items), at=when, delay=wait)
-        return await self._home.call(operation)
+        positions = arguments.positions_of(items)
+        operation = RescheduleItems(queue=self._incarnation, items=positions, at=when, delay=wait)
+        return await self._home.call(operation) if positions else []
 
     # -- administration ------------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def open(
     home = open_home(
         target,
         roots=roots,
-        wait=arguments.wait_timeout(wait),
+        wait=arguments.wait_timeout(wait, "wait"),
         own=arguments.check_flag("own", own),
         exclusive=arguments.check_flag("exclusive", exclusive),
         read_only=arguments.check_flag("read_only", read_only),

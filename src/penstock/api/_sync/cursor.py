@@ -148,7 +148,7 @@ class Cursor:
             them. An id or offsets move the position in these partitions only, and at most to their ends.
         """
         self._check_open()
-        found = self._find(to)
+        found = self._find(to, "to")
         self._page.clear()
         self._position |= found
         self.commit()
@@ -159,8 +159,8 @@ class Cursor:
         ends = self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
         return sum(one.lag for one in cursor_lags(self._position, oldest, ends))
 
-    def _find(self, start: Start) -> dict[int, int]:
-        at = cursor_start(start)
+    def _find(self, start: Start, name: str) -> dict[int, int]:
+        at = cursor_start(start, name)
         if isinstance(at, dict):
             ends = self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
             self._check_found(at, ends)
@@ -185,7 +185,7 @@ class Cursor:
         self._position = dict(self._committed)
         if not self._position:
             if isinstance(at, dict):  # in the other partitions it begins with the oldest items, and retention keeps them
-                self._position = self._find("oldest")
+                self._position = self._find("oldest", "start")
             self.seek(start)
         return self
 
