@@ -166,6 +166,24 @@ def test_an_urgent_item_of_a_held_key_does_not_keep_others_waiting(partition: Pa
     assert partition.drain() == ["a2"]
 
 
+def test_items_of_a_key_that_become_due_at_once_keep_their_order(partition: PartitionUnderTest) -> None:
+    partition.produce("a5", "a2", "a0", key="a", priorities=[5, 2, 0], at=partition.after(1))
+    partition.advance(1)
+    assert partition.drain() == ["a5", "a2", "a0"]
+
+
+def test_an_item_that_became_due_is_before_the_one_produced_after_it(partition: PartitionUnderTest) -> None:
+    partition.produce("a1", key="a")
+    first = partition.lease()
+    partition.produce("a-due", key="a", priority=9, at=partition.after(1))
+    partition.advance(1)
+    partition.produce("a2", key="a", priority=2)
+    partition.produce("b", key="b", priority=3)
+    assert partition.lease_texts(1) == ["b"]  # a2 is passed over; a-due is not read yet
+    partition.complete(first.lease)
+    assert partition.drain() == ["a-due", "a2"]
+
+
 def test_an_item_due_in_another_lane_keeps_its_place_in_the_key(partition: PartitionUnderTest) -> None:
     partition.produce("a-due", key="a", priority=9, at=partition.after(0.5))
     partition.produce("b1", key="b")
