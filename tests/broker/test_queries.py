@@ -101,17 +101,31 @@ def test_stats_show_ages_sizes_and_waiting_callers(broker: BrokerUnderTest) -> N
     assert all(one.size_bytes > 0 for one in stats.partitions)
 
 
+def test_items_of_a_closed_partition_grow_older(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    queue.produce("a")
+    broker.advance_in_steps(600)
+    (handle,) = queue.loop.engine.handles.values()
+    assert handle.closed
+    assert [one.oldest_ready_seconds for one in queue.stats().partitions] == [600.0]
+    assert handle.closed, "the statistics did not open it"
+    queue.pause(lease=True)
+    broker.advance_in_steps(600)
+    assert handle.closed
+    assert [one.oldest_ready_seconds for one in queue.stats().partitions] == [0.0], "no item can be leased"
+
+
 def test_warnings_say_what_to_do(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=2)
     assert queue.stats().warnings == []
     queue.produce("a")
-    assert queue.stats().warnings == ["1 items are ready and no consumer is there; start one"]
+    assert queue.stats().warnings == ["1 item is ready and no consumer is there; start one"]
     queue.submit_lease()
     assert queue.stats().warnings == []
     queue.pause(lease=True)
     queue.produce("b")
     assert [warning for warning in queue.stats().warnings if "paused" in warning] == [
-        "leasing from partition 0 is paused while 1 items are ready; resume it"
+        "leasing from partition 0 is paused while 1 item is ready; resume it"
     ]
 
 
@@ -286,11 +300,11 @@ def test_a_dead_queue_needs_no_consumer(broker: BrokerUnderTest) -> None:
     queue = broker.create("q", dead_queue="dead")
     queue.produce("a")
     queue.lease().bury(reason="bad")
-    assert dead.stats().warnings == ["1 dead letters wait here; list them, then redrive or clear them"]
+    assert dead.stats().warnings == ["1 dead letter waits here; list them, then redrive or clear them"]
     broker.restart()
-    assert dead.stats().warnings == ["1 dead letters wait here; list them, then redrive or clear them"]
+    assert dead.stats().warnings == ["1 dead letter waits here; list them, then redrive or clear them"]
     broker.delete("q")
-    assert dead.stats().warnings == ["1 items are ready and no consumer is there; start one"]
+    assert dead.stats().warnings == ["1 item is ready and no consumer is there; start one"]
 
 
 def test_fenced_keys_are_visible(broker: BrokerUnderTest) -> None:

@@ -20,6 +20,7 @@ from penstock.operations import (
     DeleteQueue,
     EndStream,
     EnsureQueue,
+    ExplainItem,
     FailGranted,
     FindQueue,
     ImportItems,
@@ -133,6 +134,21 @@ def test_a_snapshot_works_after_its_owner_closed(directory_broker: DirectoryBrok
         directory_broker.run_and_publish()
         seen.refresh()
         assert seen.call(ReadStats(queue=incarnation)) == directory_broker.embedded.call(ReadStats(queue=incarnation))
+
+
+def test_an_item_whose_ttl_ended_while_nobody_owned_the_directory(directory_broker: DirectoryBroker) -> None:
+    queue = directory_broker.broker.create_queue("orders")
+    queue.produce(b"brief", ttl=5)
+    queue.produce(b"lasting", ttl=50)
+    directory_broker.run_and_publish()
+    incarnation = directory_broker.incarnation("orders")
+    directory_broker.broker.close()
+    directory_broker.clock.advance(10)
+    with directory_broker.open_snapshot() as seen:
+        brief, lasting = (seen.call(ExplainItem(queue=incarnation, partition=0, offset=offset)) for offset in (0, 1))
+    assert (brief.state, brief.why) == ("ready", "ready, but its ttl is over: it is buried when the queue is next used")
+    assert lasting.why == "ready: the next lease that reaches it gets it"
+    directory_broker.reopen()
 
 
 def test_leases_that_are_not_synced_are_not_seen(directory_broker: DirectoryBroker) -> None:

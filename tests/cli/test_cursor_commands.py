@@ -44,7 +44,7 @@ def test_a_cursor_may_begin_at_the_end(lines_cli: CommandLine) -> None:
 def test_a_cursor_that_is_not_there_is_not_made_by_mistake(lines_cli: CommandLine) -> None:
     lines_cli.run("cursor", "create", "lines", "audit")
     for args in (["show", "lines", "adit"], ["seek", "lines", "adit", "newest"], ["delete", "lines", "adit", "-y"]):
-        assert lines_cli.refused("cursor", *args) == "there is no cursor 'adit' in queue 'lines'; there are: audit"
+        assert lines_cli.refused("cursor", *args, code=5) == "there is no cursor 'adit' in queue 'lines'; there are: audit"
     assert "a cursor 'audit' already" in lines_cli.refused("cursor", "create", "lines", "audit")
     assert "the position is 'noon'" in lines_cli.refused("cursor", "seek", "lines", "audit", "noon")
     assert "--start is ''" in lines_cli.refused("cursor", "create", "lines", "new", "--start", "")
@@ -72,7 +72,7 @@ def test_a_read_only_partition_is_drained(orders_cli: CommandLine) -> None:
     assert len(cli.json("items", "orders")) == 5
     assert len(cli.json("lease", "orders", "9")) == 5
     assert _states(cli.json("queue", "read-only", "orders", str(partition), "--off")) == ([0, 1], [])
-    assert "partition 7 takes no items" in cli.refused("queue", "read-only", "orders", "7")
+    assert "has no partition 7; those that take items are [0, 1]" in cli.refused("queue", "read-only", "orders", "7")
 
 
 def test_the_only_partition_gets_a_successor(lines_cli: CommandLine) -> None:

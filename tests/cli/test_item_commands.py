@@ -86,7 +86,7 @@ def test_stats_of_one(busy: CommandLine) -> None:
 
 def test_warnings_are_shown(orders_cli: CommandLine) -> None:
     orders_cli.run("produce", "orders", "x")
-    assert "! orders: 1 items are ready and no consumer is there; start one" in orders_cli.out("stats").splitlines()
+    assert "! orders: 1 item is ready and no consumer is there; start one" in orders_cli.out("stats").splitlines()
     orders_cli.run("queue", "pause", "orders")
     assert any("paused" in line for line in orders_cli.out("watch", "--once").splitlines())
     assert "active (lease and produce paused)" in orders_cli.out("stats", "orders")
@@ -181,6 +181,34 @@ def test_a_parked_key_is_released(cli: CommandLine) -> None:
     assert r"k\xff" in cli.out("keys", "held", "parking")
     assert cli.json("keys", "release", "parking", "b")["key"] == "b"
     assert len(cli.json("keys", "held", "parking")) == 1
+    assert cli.out("keys", "release", "parking", "nobody", code=1) == "no item parks this key; `penstock keys held parking` lists the keys"
+
+
+# -- times and attempts ------------------------------------------------------------------------------
+
+
+def fact(terminal: CommandLine, id: str, name: str) -> str | None:
+    """What `item` says of an item of the queue orders."""
+    lines = terminal.out("item", "orders", id).partition("\n\n")[0].splitlines()
+    return next((line.removeprefix(name).strip() for line in lines if line.startswith(name)), None)
+
+
+def test_the_time_of_a_rescheduled_item_is_the_new_one(orders_cli: CommandLine) -> None:
+    id = orders_cli.out("produce", "orders", "x", "--at", "2090-01-01T12:00")
+    assert fact(orders_cli, id, "not before") == "2090-01-01 12:00:00"
+    orders_cli.run("reschedule", "orders", id, "--at", "2091-02-02T12:00")
+    assert str(fact(orders_cli, id, "not before")).startswith("2091-02-02 12:00:0")
+    assert "(at 2091-02-02 12:00:0" in orders_cli.out("explain", "orders", id)
+    orders_cli.run("reschedule", "orders", id, "--now")
+    assert fact(orders_cli, id, "not before") is None
+
+
+def test_the_attempts_of_a_completed_item_are_those_of_its_history(orders_cli: CommandLine) -> None:
+    id = orders_cli.out("produce", "orders", "x")
+    assert fact(orders_cli, id, "attempts") == "0"
+    orders_cli.run("complete", orders_cli.out("lease", "orders", "--tokens"))
+    assert fact(orders_cli, id, "attempts") == "1"
+    assert orders_cli.out("items", "orders").splitlines()[1].split()[4] == "–"
 
 
 # -- dead letters ------------------------------------------------------------------------------------

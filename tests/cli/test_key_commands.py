@@ -141,7 +141,7 @@ def test_wrong_keys_are_refused(orders_cli: CommandLine, line: list[str], said: 
 
 @pytest.mark.parametrize("verb", ["rotate", "revoke"])
 def test_an_unknown_key_is_not_found(orders_cli: CommandLine, verb: str) -> None:
-    assert orders_cli.refused("keys", verb, "nobody", code=5) == "there is no API key 'nobody'; penstock keys list shows them"
+    assert orders_cli.refused("keys", verb, "nobody", code=5) == "there is no valid API key 'nobody'; penstock keys list shows them"
 
 
 def test_damaged_keys_are_an_error(orders_cli: CommandLine) -> None:

@@ -81,7 +81,7 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         assert run("dead", "redrive", "orders.dead", "--to", "orders") == "1 item sent from orders.dead to orders"
         run("produce", "parking", "x", "--key", "b")
         run("bury", leased(cli, "parking"))
-        assert run("keys", "release", "parking", "b") == "key released; 1 buried item stay buried"
+        assert run("keys", "release", "parking", "b") == "key released; 1 buried item stays buried"
         keys = (["create", "web", "--scope", "read", "--json"], ["rotate", "web", "--json"], ["revoke", "web"], ["list"])
         for name, *more in keys:
             if where == "over HTTP":

@@ -36,7 +36,7 @@ def test_a_dedup_window(orders_cli: CommandLine) -> None:
     orders_cli.run("queue", "update", "orders", "--dedup-window", "1ms")
     first = orders_cli.json("produce", "orders", "x", "--dedup", "d", "--dedup-window", "1h")
     assert orders_cli.json("produce", "orders", "x", "--dedup", "d") == {"id": first["id"], "duplicate": True}
-    assert "a dedup_window and no dedup id" in orders_cli.refused("produce", "orders", "x", "--dedup-window", "1h")
+    assert "--dedup-window is given without a dedup id" in orders_cli.refused("produce", "orders", "x", "--dedup-window", "1h")
 
 
 def test_a_delay(orders_cli: CommandLine) -> None:
@@ -167,8 +167,8 @@ def test_progress_does_not_touch_the_answer(orders_cli: CommandLine) -> None:
         (["x", "--at", "tomorrow"], "--at is 'tomorrow'; give a time"),
         (["x", "--at", "2030-01-01", "--delay", "1s"], "--at and --delay were both given"),
         (["x", "--delay", "soon"], "--delay is 'soon'; give seconds"),
-        (["x", "--ttl", "0"], "the ttl is 0"),
-        (["x", "--priority", "10"], "the priority is 10"),
+        (["x", "--ttl", "0"], "--ttl is 0; give more, or leave it out for the queue's own"),
+        (["x", "--priority", "10"], "--priority is 10; give a whole number"),
         (["x", "--priority", "high"], "--priority is 'high'; give a whole number"),
         (["x", "--header", "a"], "--header is 'a'; give it as NAME=VALUE"),
         (["--lines", "--batch", "0"], "--batch is 0; give a whole number from 1 to 10000"),

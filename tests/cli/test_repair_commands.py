@@ -40,6 +40,7 @@ def test_sound_logs(orders_cli: CommandLine) -> None:
     ]
     found = orders_cli.json("verify", "orders")
     assert found["sound"] and [log["partition"] for log in found["logs"]] == [0, 1]
+    assert [log["incarnation"] for log in found["logs"]] == [order_of(orders_cli, "orders")] * 2
     assert len(orders_cli.json("verify", "orders", "--partition", "1")["logs"]) == 1
     assert orders_cli.out("repair") == "nothing needs repair"
     assert orders_cli.json("repair")["repaired"] == 0

@@ -135,6 +135,8 @@ def test_only_create_makes_a_directory(cli: CommandLine, line: str) -> None:
         ("keys held nope", 5, "there is no queue 'nope'"),
         ("keys release orders", 2, "missing argument 'KEY'"),
         ("dead list nope", 5, "there is no queue 'nope'"),
+        ("dead redrive orders --to orders --where colour=x", 2, "reason, state, origin_queue or headers.NAME"),
+        ("find orders", 2, "give one of them, or list the items: penstock items"),
         ("--root nowhere/at/all stats", 2, "nowhere"),
     ],
 )

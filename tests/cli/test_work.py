@@ -162,6 +162,22 @@ def test_a_signal_lets_it_drain(orders_cli: CommandLine, handlers: Path) -> None
     assert orders_cli.json("stats", "orders")["completed"] == 1
 
 
+def test_a_second_signal_ends_it_with_items_unfinished(orders_cli: CommandLine, handlers: Path) -> None:
+    orders_cli.run("produce", "orders", "x")
+    with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "began\n"
+        process.send_signal(signal.SIGTERM)
+        assert "draining" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+        go_on()
+    assert (process.returncode, err) == (
+        1,
+        "penstock: ended at once: 1 item not finished, to be handled again when the leases are over\n",
+    )
+
+
 def test_a_running_worker_owns_the_directory_and_other_commands_work(orders_cli: CommandLine, handlers: Path) -> None:
     orders_cli.run("produce", "orders", "x")
     with held_back(handlers) as go_on, penstock(handlers, orders_cli, "work", "shop_handlers:slow", "-q", "orders", "--json") as process:

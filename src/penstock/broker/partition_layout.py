@@ -39,6 +39,8 @@ def resized_layout(entry: QueueEntry, partitions: int) -> PartitionLayout:
 
 def layout_with_read_only(entry: QueueEntry, partition: int, read_only: bool) -> PartitionLayout:
     """The layout after a partition is set read-only (its slots go to the others) or takes items again."""
+    if partition >= entry.next_partition:
+        raise InvalidRequest(f"queue {entry.name!r} has no partition {partition}; those that take items are {entry.active}")
     if partition not in (*entry.active, *entry.read_only):
         raise InvalidRequest(f"partition {partition} takes no items; those that do are {entry.active}")
     if not read_only:

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.loop.item_cache import Items
 from penstock.loop.partition import Partition
+from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_reader import PartitionView, QueueView
 from penstock.loop.retention import buried_to_drop, mean_bytes
 from penstock.loop.turn import QueueEngine
@@ -117,7 +118,7 @@ def stats(queue: QueueView, query: ReadStats) -> QueueStats:
 def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
     partition = handle.readable_partition
     if handle.closed and handle.summary is not None:
-        return _closed_stats(queue, handle.number, handle.summary)
+        return _closed_stats(queue, handle, handle.summary)
     if partition is None:
         return PartitionStats(handle.number, "slow" if handle.slow and handle.in_io else "failing", error=str(handle.error))
     state = partition.state
@@ -143,15 +144,20 @@ def _partition_stats(queue: QueueView, handle: PartitionView) -> PartitionStats:
     )
 
 
-def _closed_stats(queue: QueueView, number: int, known: Summary) -> PartitionStats:
-    """The counts of a closed partition, from its summary."""
+def _closed_stats(queue: QueueView, handle: PartitionView, known: Summary) -> PartitionStats:
+    """The counts of a closed partition, from its summary. Its items grow older all the same."""
+    oldest = 0
+    if known.ready and isinstance(queue, QueueEngine) and isinstance(handle, PartitionHandle):  # a snapshot closes none
+        now = handle.elapsed_at(queue.clock.read().elapsed)
+        oldest = max((now - head.since for head in known.heads), default=0)
     return PartitionStats(
-        number,
-        _status(queue, number, known.counts),
+        handle.number,
+        _status(queue, handle.number, known.counts),
         *known.counts._replace(completed=known.counts.completed - known.gone),
         known.next_offset if known.produced < 0 else known.produced,
         known.busy_keys,
-        size_bytes=known.size_bytes,
+        max(0, oldest) / SECOND,
+        known.size_bytes,
         paused_lease=known.paused_lease,
         paused_produce=known.paused_produce,
         lost=known.lost,
@@ -207,15 +213,19 @@ def _space_warnings(queue: QueueView) -> Iterator[str]:
             yield f"partition {handle.number} takes no new items: {partition.free_space.refusal}"
 
 
+def _items(count: int) -> str:
+    return "1 item is" if count == 1 else f"{count} items are"
+
+
 def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting: int, consumers: Mapping[str, int]) -> Iterator[str]:
     ready = sum(one.ready for one in partitions)
     if ready and is_dead_queue:
-        yield f"{ready} dead letters wait here; list them, then redrive or clear them"
+        yield f"{ready} dead {'letter waits' if ready == 1 else 'letters wait'} here; list them, then redrive or clear them"
     elif ready and not waiting and not consumers:
-        yield f"{ready} items are ready and no consumer is there; start one"
+        yield f"{_items(ready)} ready and no consumer is there; start one"
     buried, dropping = sum(one.buried for one in partitions), [one for one in partitions if one.buried_to_drop]
     if buried and not dropping:
-        yield f"{buried} items are buried here; list them, then redrive or clear them"
+        yield f"{_items(buried)} buried here; list them, then redrive or clear them"
     if dropping:
         items, wait = sum(one.buried_to_drop for one in dropping), min(one.buried_drop_seconds for one in dropping)
         when = f"in {wait / 60:.0f} minutes" if wait >= 60 else "within a minute"
@@ -226,7 +236,7 @@ def _warnings(is_dead_queue: bool, partitions: Sequence[PartitionStats], waiting
         if one.lost:
             yield f"{one.lost} items of partition {one.partition} were lost to damage; run verify to see which"
         if one.paused_lease and one.ready:
-            yield f"leasing from partition {one.partition} is paused while {one.ready} items are ready; resume it"
+            yield f"leasing from partition {one.partition} is paused while {_items(one.ready)} ready; resume it"
         for note in one.notes:
             damaged = note.startswith("damage")
             yield (

@@ -109,7 +109,7 @@ def _key_file(session: CommandContext) -> KeyFile:
 def _find(file: KeyFile, named: str) -> StoredKey:
     found = find_key(file.read() or [], named, _now())
     if found is None:
-        raise CommandFailed(f"there is no API key {named!r}; penstock keys list shows them", NOT_FOUND)
+        raise CommandFailed(f"there is no valid API key {named!r}; penstock keys list shows them", NOT_FOUND)
     return found
 
 

@@ -14,7 +14,7 @@ from penstock.api.cursor_lags import PartitionLag, cursor_lags
 from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, YesOption, command
-from penstock.cli.failures import CommandFailed
+from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.operations import FindOffsets
 from penstock.words.errors import InvalidRequest
 
@@ -133,7 +133,7 @@ def _report(queue: Queue, name: str) -> CursorReport:
         if one.name == name:
             return one
     there = ", ".join(one.name for one in found) or "none"
-    raise InvalidRequest(f"there is no cursor {name!r} in queue {queue.name!r}; there are: {there}")
+    raise CommandFailed(f"there is no cursor {name!r} in queue {queue.name!r}; there are: {there}", NOT_FOUND)
 
 
 def _print_report(session: CommandContext, report: CursorReport) -> None:

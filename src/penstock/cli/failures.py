@@ -29,11 +29,11 @@ PIPE_CLOSED: Final = 141
 EXIT_CODES: Final[dict[int, str]] = {
     OK: "success",
     NEGATIVE: "a negative result: nothing was leased, `verify` found damage, `import` or `repair` could not process everything, "
-    "`serve` ended requests unfinished, `serve --check` found differences",
+    "`serve` ended requests or `work` ended items unfinished, `serve --check` found differences",
     USAGE: "the command line is wrong: an unknown option, a value out of bounds",
     MISSING_EXTRA: "a package that the command needs is not installed; the message says what to install",
     LOCKED: "the process that owns the directory does not answer, or shares it with no other; or the command needs the directory alone",
-    NOT_FOUND: "there is no such broker, queue, item or file",
+    NOT_FOUND: "there is no such broker, queue, cursor, item, API key or file",
     STORAGE: "storage failed or is damaged, or the outcome is unknown",
     LEASE_LOST: "some leases had ended; the items of the other leases are settled",
     EXISTS: "a queue of that name exists with other options",
@@ -77,9 +77,15 @@ _IN_COMMANDS: Final = {
     "ca_file=…": "--ca-file",
     "give the API key as api_key=…, or in ": "give the API key in ",
     "api_key=… in Python, or the variable": "the variable",
+    "list the items with items()": "list the items: penstock items",
+    ", or None for the queue's own": ", or leave it out for the queue's own",
+    ", 'headers.<name>', or a function of an item": " or headers.NAME",
+    "an item has a dedup_window and no dedup id; give it one, or leave the dedup_window out": "--dedup-window is given without a dedup id; "
+    "give --dedup or --dedup-field too, or leave it out",
 }
 """Words of the API in messages, and what commands say instead."""
-_NAMED = re.compile(r"([a-z_]+) is ")
+_NAMED = re.compile(r"(?:item 0: the (?=priority|ttl|dedup_window))?([a-z_]+) is ")
+"""A message about a parameter. The options of `produce` that count for all its items are first refused for item 0."""
 
 
 class CommandFailed(Exception):

@@ -4,6 +4,8 @@ Owns: those commands. All but `cancel`, `reschedule` and `keys release` only loo
 change nothing.
 """
 
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated
 
 import msgspec
@@ -16,8 +18,10 @@ from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.reports import ItemChange, ItemEvent, ItemExplanation
+from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id, parse_id
+from penstock.words.values import timestamp
 
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", help="The most rows.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The item's id, such as 3-17.")]
@@ -27,6 +31,9 @@ StateOption = Annotated[
     typer.Option("--state", metavar="|".join(STATES), help="Only items in this state; may be repeated.", show_default=False),
 ]
 AfterOption = Annotated[str | None, typer.Option(metavar="ID", help="List the items after this one.", show_default=False)]
+
+RESOLVED = ("completed", "cancelled")
+"""States of items whose attempts only their history knows."""
 
 group = typer.Typer()
 keys = typer.Typer()
@@ -93,7 +100,7 @@ def items_table(found: list[ListedItem]) -> text_output.TextTable:
             one.state,
             one.key if one.key is not None else text_output.NO_VALUE,
             one.kind or text_output.NO_VALUE,
-            text_output.format_number(one.attempts),
+            text_output.NO_VALUE if one.state in RESOLVED else text_output.format_number(one.attempts),
             text_output.format_time(one.produced_at),
             text_output.format_payload(one),
             one.reason or (one.origin.reason if one.origin is not None else ""),
@@ -117,7 +124,7 @@ def item(session: CommandContext, queue: QueueArgument, id: IdArgument) -> None:
     facts = [
         ("item", f"{explained.id} in queue {explained.queue}" if explained.queue else f"{id}, which was in queue {queue}"),
         ("state", _why(explained)),
-        *([] if now is None else _described(now)),
+        *([] if now is None else _described(now, explained, events)),
     ]
     headings = ("at", "event", "queue", "id", "attempt", "consumer", "more")
     table = text_output.TextTable(
@@ -144,6 +151,13 @@ def _why(explained: ItemExplanation) -> str:
     return explained.why if explained.why.startswith(explained.state) else f"{explained.state}: {explained.why}"
 
 
+def _ready_at(explained: ItemExplanation) -> str:
+    """When a scheduled item becomes ready: its producer's time, unless it was rescheduled or backs off."""
+    if explained.state != "scheduled" or explained.ready_in_seconds is None:
+        return ""
+    return text_output.format_time(timestamp(SystemClock().read().wall) + timedelta(seconds=explained.ready_in_seconds))
+
+
 def _find(queue: Queue, id: str) -> ListedItem | None:
     """The item with its payload; None if it is no longer kept."""
     partition, offset = parse_id(id)
@@ -152,17 +166,22 @@ def _find(queue: Queue, id: str) -> ListedItem | None:
     return page[0] if page and page[0].id == id else None
 
 
-def _described(one: ListedItem) -> list[tuple[str, str]]:
+def _described(one: ListedItem, explained: ItemExplanation, events: Sequence[ItemEvent]) -> list[tuple[str, str]]:
     origin = one.origin
+    here = [event for event in events if (event.queue, event.id) == (explained.queue, one.id)]
+    attempts = max([one.attempts, *(event.attempt for event in here)]) if one.state in RESOLVED else one.attempts
+    not_before = _ready_at(explained)
+    if not not_before and one.at is not None and not any(event.event == "rescheduled" for event in here):
+        not_before = text_output.format_time(one.at)
     return [
         ("key", one.key or ""),
         ("kind", one.kind or ""),
         ("reference", one.reference or ""),
         ("encoding", one.encoding or ""),
         ("priority", str(one.priority)),
-        ("attempts", str(one.attempts)),
+        ("attempts", str(attempts)),
         ("produced", text_output.format_time(one.produced_at)),
-        ("not before", text_output.format_time(one.at) if one.at is not None else ""),
+        ("not before", not_before),
         ("ttl", text_output.format_duration(one.ttl) if one.ttl is not None else ""),
         ("came from", f"{origin.id} in queue {origin.queue}" if origin is not None else ""),
         *((f"header {name}", value if isinstance(value, str) else repr(value)) for name, value in one.headers.items()),
@@ -183,7 +202,8 @@ def explain(session: CommandContext, queue: QueueArgument, id: IdArgument) -> No
     with session.view() as broker:
         found = _explained(broker.queue(queue), id)
     moved = f" (now {found.id} in queue {found.queue})" if (found.queue, found.id) != (queue, id) and found.queue else ""
-    session.print_answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}")
+    ready_at = f" (at {time})" if (time := _ready_at(found)) else ""
+    session.print_answer(msgspec.to_builtins(found), f"{id}{moved} is {text_output.printable(_why(found))}{ready_at}")
 
 
 # -- waiting items -----------------------------------------------------------------------------------
@@ -251,12 +271,17 @@ def held(session: CommandContext, queue: QueueArgument, limit: LimitOption = 100
 
 @command(keys, "release")
 def release(session: CommandContext, queue: QueueArgument, key: Annotated[str, typer.Argument(metavar="KEY", help="The key.")]) -> None:
-    """Release a parked key, so that its waiting items become ready. The buried items stay buried."""
+    """Release a parked key, so that its waiting items become ready. The buried items stay buried.
+
+    Exit code 1 if the key is not parked.
+    """
     with session.broker() as broker:
         free = broker.queue(queue).release(key)
-    session.print_answer(
-        {"queue": queue, "key": key, "released": free}, f"key released; {text_output.format_count(free, 'buried item')} stay buried"
-    )
+    left = f"{text_output.format_count(free, 'buried item')} {'stays' if free == 1 else 'stay'} buried"
+    said = f"key released; {left}" if free else f"no item parks this key; `penstock keys held {queue}` lists the keys"
+    session.print_answer({"queue": queue, "key": key, "released": free}, said)
+    if not free:
+        raise typer.Exit(NEGATIVE)
 
 
 def _key(key: bytes) -> str:

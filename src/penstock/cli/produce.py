@@ -133,7 +133,7 @@ def produce(
     queue: QueueArgument,
     value: Annotated[str | None, typer.Argument(metavar="VALUE", help="The payload; '-' reads it from stdin.", show_default=False)] = None,
     file: Annotated[str | None, typer.Option("--from", metavar="FILE", help="Read a file.", show_default=False)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Make an item of each line.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Make an item of each line that is not empty.")] = False,
     jsonl: Annotated[bool, typer.Option("--jsonl", help="Make an item of each line, which is a JSON value.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Make an item of each CSV row: a JSON object of its cells.")] = False,
     form: Annotated[str, typer.Option("--as", metavar="|".join(PAYLOAD_FORMATS), help="The format of the value or of a line.")] = "text",

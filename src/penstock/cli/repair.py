@@ -77,7 +77,7 @@ def verify(session: CommandContext, queue: QueueOrNone = None, partition: Partit
     document = {
         "sound": sound,
         "damaged_files": damaged,
-        "logs": [{"queue": log.queue, "sound": report.sound, **report.to_dict()} for log, report in found],
+        "logs": [{"queue": log.queue, "sound": report.sound, **report.to_dict(), **_hex(log)} for log, report in found],
     }
     lines = [text_output.printable(f"! {line}") for line in damaged]
     session.print_answer(document, _verify_table(found), *lines, *[line for one in found for line in _verify_lines(*one)])
@@ -201,7 +201,12 @@ def _document(log: NamedLog, report: RepairReport | PenstockError) -> dict[str, 
     if isinstance(report, PenstockError):
         return {"queue": log.queue, "partition": log.partition, "opens": False, "changed": False, "errors": [str(report)]}
     plain = {**msgspec.structs.asdict(report), "gaps": [gap._asdict() for gap in report.gaps]}
-    return {"queue": log.queue, **plain, "changed": report.changed}
+    return {"queue": log.queue, **plain, **_hex(log), "changed": report.changed}
+
+
+def _hex(log: NamedLog) -> dict[str, str]:
+    """The incarnation as `queue info` prints it. As a number, it would be more than many readers of JSON can hold."""
+    return {"incarnation": f"{log.incarnation:016x}"}
 
 
 # -- logs --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rich.text import Text
 from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import command, queue_names
-from penstock.cli.failures import NOT_FOUND, CommandFailed
+from penstock.cli.failures import NEGATIVE, NOT_FOUND, CommandFailed
 from penstock.cli.log_output import LogFormatOption, LogLevelOption
 from penstock.words.logs import DEFAULT_LEVEL
 from penstock.worker.outcomes import RetryPolicy
@@ -77,7 +77,10 @@ def work(
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = DEFAULT_LEVEL,
 ) -> None:
-    """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it."""
+    """Handle items with a Python function. A signal (Ctrl-C, SIGTERM) drains the worker; a second one stops it.
+
+    Exit code 1 if items were being handled when it was stopped.
+    """
     session.log.choose(log_format, log_level)
     weights = option_values.parse_weights(queue, "--queue")
     policy = RetryPolicy(
@@ -116,6 +119,8 @@ def work(
     counts = [(done.handled, "done"), (done.retried, "retried"), (done.buried, "buried"), (done.snoozed, "snoozed"), (done.late, "late")]
     text = ", ".join(f"{count:,} {word}" for count, word in counts if count) or "nothing was done"
     session.print_answer(msgspec.to_builtins(done), text)
+    if done.in_hand:
+        raise typer.Exit(NEGATIVE)
 
 
 def import_function(target: str) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 Owns: `explain`. It reads the state, and the item's block only if it needs the item's key.
 """
 
+from itertools import takewhile
+
 import msgspec
 
 from penstock.rules.fences import Fence
@@ -51,7 +53,7 @@ def explain(state: State, partition: int, offset: int, now: Moment, blocks: Bloc
     if found is ItemState.SCHEDULED:
         return _scheduled(state, offset, now)
     if found is ItemState.READY:
-        return _ready(state, partition, offset, blocks)
+        return _ready(state, partition, offset, now, blocks)
     if found is ItemState.MOVING:
         return _moving(state, offset)
     if found is ItemState.BURIED:
@@ -99,8 +101,10 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
 
 
-def _ready(state: State, partition: int, offset: int, blocks: BlockSource) -> Explanation:
+def _ready(state: State, partition: int, offset: int, now: Moment, blocks: BlockSource) -> Explanation:
     attempts = state.attempts(offset)
+    if _is_overdue(state, offset, now):
+        return Explanation(ItemState.READY, "ready, but its ttl is over: it is buried when the queue is next used", attempts)
     if state.paused_lease:
         return Explanation(ItemState.READY, "ready, but leasing is paused; resume it", attempts)
     block = blocks.find(offset)
@@ -114,6 +118,12 @@ def _ready(state: State, partition: int, offset: int, blocks: BlockSource) -> Ex
             return _fenced(fence, attempts)
         return Explanation(ItemState.READY, "ready: the next lease that reaches it gets it", attempts)
     return _behind_key(state, partition, offset, key, holder, attempts)
+
+
+def _is_overdue(state: State, offset: int, now: Moment) -> bool:
+    """Whether the ttl of a waiting item is over. The owner buries it at once: this is seen only in files."""
+    due = takewhile(lambda entry: entry.when <= now.elapsed, state.ttl)
+    return any(entry.start <= offset < entry.stop for entry in due)
 
 
 def _behind_key(state: State, partition: int, offset: int, key: int, holder: int | KeyLine, attempts: int) -> Explanation:
