@@ -294,12 +294,12 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
 # -- the order of the whole queue ------------------------------------------------------------------
 
 
-@bug(40)
+@bug(100)
 def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch) -> None:
     patch.setattr(SourcesByRank, "_bound", lambda self: None)
 
 
-@bug(40)
+@bug(100)
 def partitions_are_leased_from_by_number(patch: Patch) -> None:
     patch.setattr(LeaseSource, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.handle.number, self)))
 
