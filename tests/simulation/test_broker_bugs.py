@@ -144,7 +144,7 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
     patch.setattr(settle, "follow_up_records", lambda state, batches: [])
 
 
-@bug(40)
+@bug(150)
 def a_queue_is_deleted_while_transfers_are_under_way(patch: Patch) -> None:
     patch.setattr(transfer_router, "_is_held_up", lambda incarnation, engine: False)
 
