@@ -313,7 +313,7 @@ class BrokerModel(SharedModelState):
             return
         name = (sent.incarnation, item.key, item.dedup)
         first = self._firsts.get(name)
-        if first is not None and first.item is not item and not self._is_unsure(name, sent):
+        if first is not None and first.item is not item and not self._is_unsure(name, sent.ran(self.now)):
             assert first.until <= sent.ran(self.now) or first.era != self.boot_count, (
                 f"{item} was stored though it is a duplicate of {first.item}"
             )
@@ -332,17 +332,16 @@ class BrokerModel(SharedModelState):
         if asked is not None and asked.first and over:  # its own answer still waits for another partition
             window = self.windows[sent.incarnation]
             first = self._firsts[name] = DedupEntry(real, asked.ran(self.now) + window, asked.latest_era)
-        if sent.first and not self._is_unsure(name, sent):
+        ran = sent.ran(sent.answered_at)  # its place may have been looked up much later, when that partition was healthy
+        if sent.first and not self._is_unsure(name, ran):
             assert first is not None and first.item is real, f"{item} was treated as a duplicate of {real}, which it is not"
-            assert first.until > sent.ran(self.now) or first.era != self.boot_count, (
-                f"{item} was treated as a duplicate of {real}, whose window is over"
-            )
+            assert first.until > ran or first.era != self.boot_count, f"{item} was treated as a duplicate of {real}, whose window is over"
         real.acknowledged = True  # even if its own answer was lost
         item.must_not_exist = True
 
-    def _is_unsure(self, name: tuple[int, bytes | None, bytes], sent: SentProduce) -> bool:
+    def _is_unsure(self, name: tuple[int, bytes | None, bytes], ran: int) -> bool:
         """Whether it was not known, when a produce was executed, which item was the first with this dedup id."""
-        return self._unsure.get(name, -1) >= sent.ran(self.now)
+        return self._unsure.get(name, -1) >= ran
 
     # -- after every turn ------------------------------------------------------------------------------
 

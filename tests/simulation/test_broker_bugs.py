@@ -144,7 +144,7 @@ def follow_ups_are_forgotten(patch: Patch) -> None:
     patch.setattr(settle, "follow_up_records", lambda state, batches: [])
 
 
-@bug(40)
+@bug(150)
 def a_queue_is_deleted_while_transfers_are_under_way(patch: Patch) -> None:
     patch.setattr(transfer_router, "_is_held_up", lambda incarnation, engine: False)
 
@@ -294,12 +294,12 @@ def a_resize_is_not_recorded(patch: Patch) -> None:
 # -- the order of the whole queue ------------------------------------------------------------------
 
 
-@bug(40)
+@bug(100)
 def a_lease_takes_all_of_one_partition_before_it_looks_at_the_next(patch: Patch) -> None:
     patch.setattr(SourcesByRank, "_bound", lambda self: None)
 
 
-@bug(40)
+@bug(100)
 def partitions_are_leased_from_by_number(patch: Patch) -> None:
     patch.setattr(LeaseSource, "_sort", lambda self: setattr(self, "entry", self.rank and (Rank(0, 0), 0, self.handle.number, self)))
 
