@@ -30,7 +30,9 @@ from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
 HORIZON, FAR = 50 * MILLISECOND, 400 * MILLISECOND
-"""How far ahead items are leased. It grows to FAR while the buffer runs empty because lease operations are slow."""
+"""How far ahead items are leased. It grows to FAR while lease operations are slow: many threads want the interpreter."""
+LEASE_TIMES = 6
+"""Items are leased at least so many times as far ahead as a lease operation takes."""
 FAST = 1_000 / SECOND
 """Items per microsecond. Below this rate the horizon does not grow."""
 MAX_BUFFERED = 8_000
@@ -176,6 +178,8 @@ class Fetcher:
         self._lease_timeout = MIN_LEASE_TIMEOUT
         """The timeout of the last lease."""
         self._asked_at = 0
+        self._lease_took = 0
+        """How long lease operations took that did not wait for items; the longest of the last ones, slowly forgotten."""
         self._per_key = settings.per_key or 1
         """The most items of one key to lease at once."""
         self._leased = 0
@@ -289,7 +293,7 @@ class Fetcher:
             if not waiting and not self._dry and self._rate > FAST:
                 self._horizon = min(2 * self._horizon, FAR)
             else:
-                self._horizon = max(HORIZON, self._horizon * 31 // 32)
+                self._horizon = max(HORIZON, min(FAR, LEASE_TIMES * self._lease_took), self._horizon * 31 // 32)
         return min(MAX_BUFFERED, int(self._rate * self._horizon))
 
     def _in_handlers(self) -> int:
@@ -304,6 +308,7 @@ class Fetcher:
         self._asked_at = self.source.now()
         if not self._dry:
             results = self.source.lease(self._operation(want, 0))
+            self._lease_took = max(self.source.now() - self._asked_at, self._lease_took * 15 // 16)
         if not results:
             self._dry = True
             # Wait at most half a lease timeout, so that a lease granted early in the wait has half its time left.
