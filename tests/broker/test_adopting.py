@@ -251,6 +251,7 @@ def test_a_pause_delays_adoption(file_broker: BrokerUnderTest, caplog: pytest.Lo
 
 
 def test_a_pause_during_an_adoption_delays_the_rest(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "CHUNKS_AT_ONCE", 1)
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
     run, calls = file_broker.embedded.run_request, 0
@@ -340,6 +341,7 @@ def test_the_write_of_a_deleted_queue_is_removed(file_broker: BrokerUnderTest, c
 
 
 def test_a_queue_deleted_while_its_write_is_adopted(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "CHUNKS_AT_ONCE", 1)
     queue, other = file_broker.create(), other_process(file_broker)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)])
     run, calls = file_broker.embedded.run_request, 0

@@ -5,6 +5,7 @@ import random
 import msgspec
 import pytest
 
+from penstock.broker import inbox
 from penstock.logs.columns import encode
 from penstock.logs.files.inbox import MANIFEST
 from penstock.logs.store import WriteManifest, write_name
@@ -169,6 +170,7 @@ def test_damage_that_appears_during_an_adoption(
     file_broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part is adopted, so no other write may begin. Moved away and back, the write can only be refused."""
+    monkeypatch.setattr(inbox, "CHUNKS_AT_ONCE", 1)
     queue, other = file_broker.create(), other_process(file_broker)
     assert isinstance(other.files, SimulatedFiles)
     other.publish(queue.incarnation, *[batch_of(f"{n}") for n in range(4)], parts=4)

@@ -83,6 +83,16 @@ def the_partition_of_a_chunk_forgets_its_sequence(patch: Patch) -> None:
     patch.setattr(ProduceStep, "_command", wrong)
 
 
+def a_chunk_is_stored_although_one_before_it_was_refused(patch: Patch) -> None:
+    right = ProduceStep._store_chunks
+
+    def wrong(step: ProduceStep, first: Any) -> Any:
+        chunks, first.following = [first, *first.following], ()
+        return [part for chunk in chunks for part in right(step, chunk)]
+
+    patch.setattr(ProduceStep, "_store_chunks", wrong)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -92,6 +102,7 @@ def the_partition_of_a_chunk_forgets_its_sequence(patch: Patch) -> None:
         the_values_of_a_share_are_not_cut_where_they_end,
         a_chunk_is_divided_by_the_first_map_that_was_asked,
         the_partition_of_a_chunk_forgets_its_sequence,
+        a_chunk_is_stored_although_one_before_it_was_refused,
     ],
 )
 def test_a_planted_bug_is_caught(plant: Plant, monkeypatch: Patch) -> None:

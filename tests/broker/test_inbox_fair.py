@@ -46,6 +46,7 @@ def slow(broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str, m
 
 @pytest.mark.parametrize("where", ["looked through", "adopted"])
 def test_a_consumer_right_ends_while_a_large_write_is(file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    monkeypatch.setattr(inbox, "CHUNKS_AT_ONCE", 1)
     queue, bulk, other = file_broker.create(), file_broker.create("bulk"), other_process(file_broker)
     take_grant(file_broker, queue, timeout=TIMEOUT)
     other.publish(bulk.incarnation, *[batch_of(f"{n}") for n in range(8)])

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from penstock.broker import inbox
 from penstock.errors import PenstockError
 from penstock.testing import Halt
 from penstock.testing.clock import MicrosecondClock
@@ -178,9 +179,12 @@ class InboxSimulation:
 
 
 def live(seed: int, steps: int) -> None:
+    """A life of one seed. Some owners store several chunks of a write in one turn, some one."""
     life = InboxSimulation(seed)
     try:
-        life.live(steps)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(inbox, "CHUNKS_AT_ONCE", (1, 2, 8)[seed % 3])
+            life.live(steps)
     except BaseException as error:
         error.add_note(f"seed {seed}, {steps} steps: {' '.join(life.did)}")
         raise

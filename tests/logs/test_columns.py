@@ -194,7 +194,7 @@ def test_views_are_written_in_frames_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["kinds", "references"])
 def test_texts_of_a_view_must_be_utf_8(name: str) -> None:
-    batch = Batch([b"a", b"b"], **{name: ["ab", "cde"]})
+    batch = Batch([b"a", b"b"], kinds=["ab", "cde"]) if name == "kinds" else Batch([b"a", b"b"], references=["ab", "cde"])
     frame = encoded(Produced(0, batch))
     broken = bytes(frame.body).replace(b"abcde", b"ab\xffde")
     with pytest.raises(InvalidRequest, match="not valid Unicode"):

@@ -13,7 +13,7 @@ The thread also ends the consumer rights that were not renewed.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
@@ -32,6 +32,7 @@ from penstock.rules.routing import digest, with_key_ids
 from penstock.words.batch import Batch, validate
 from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
+from penstock.words.limits import MIB
 from penstock.words.logs import log_fields
 from penstock.words.threads import InterruptSafeThread
 
@@ -49,6 +50,10 @@ STALE = 7 * DAY
 SWEEP_EVERY = DAY
 CHUNKS = 1 << 32
 """More than the chunks of one write: a write's number times this is the sequence before its first chunk."""
+
+CHUNKS_AT_ONCE = 8
+CHUNK_BYTES_AT_ONCE = 8 * MIB
+"""Chunks that are stored in one turn, and the payload bytes that end a turn before: other requests wait for it."""
 
 
 class OwningBroker(StreamOwner, Protocol):
@@ -298,9 +303,9 @@ class InboxProcessor:
             self._validate(write, manifest)
         with self._broker.changing_catalog():
             first = self._broker.catalog.begin_adoption(write.incarnation, write.name) * CHUNKS + 1
-        for sequence, batch in enumerate(self._chunks(write, manifest), first):
+        for chunks in _grouped(enumerate(self._chunks(write, manifest), first)):
             self._between_chunks()
-            self._produce(write.incarnation, batch, sequence)
+            self._produce(write.incarnation, chunks)
         with self._broker.changing_catalog():
             self._broker.catalog.end_adoption(
                 write.incarnation, write.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
@@ -346,11 +351,32 @@ class InboxProcessor:
                 held = f"part {part.name} of {write.label} holds {items} items in {frames} frames"
                 raise CorruptLog(f"{held} and should hold {part.items} in {part.frames}; move it away and write it again")
 
-    def _produce(self, incarnation: int, batch: Batch, sequence: int) -> None:
-        name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
-        for part in self._broker.run_request(incarnation, ProduceRequest(batch, name, sequence=sequence)):
+    def _produce(self, incarnation: int, chunks: Sequence[tuple[int, Batch]]) -> None:
+        """Store chunks, given with their sequences, in one turn."""
+
+        def request(sequence: int, batch: Batch) -> ProduceRequest:
+            name = digest(b"adopted", incarnation.to_bytes(8, "big"), sequence.to_bytes(8, "big"))
+            return ProduceRequest(batch, name, sequence=sequence)
+
+        asked = request(*chunks[0])
+        asked.following = [request(*chunk) for chunk in chunks[1:]]
+        for part in self._broker.run_request(incarnation, asked):
             if part.refused is not None:
                 raise part.refused.error()
+
+
+def _grouped(chunks: Iterable[tuple[int, Batch]]) -> Iterator[list[tuple[int, Batch]]]:
+    """Consecutive chunks that are stored in one turn: one sync makes them all durable."""
+    group: list[tuple[int, Batch]] = []
+    size = 0
+    for chunk in chunks:
+        group.append(chunk)
+        size += chunk[1].size_bytes
+        if len(group) >= CHUNKS_AT_ONCE or size >= CHUNK_BYTES_AT_ONCE:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:

@@ -49,7 +49,7 @@ class ProduceStep:
         """Store the items, or let the request wait for room, after those that wait already."""
         if request.sequence:  # of a published write, which is on this disk already: limits do not apply
             self._check_not_paused()
-            self._store_all(request)
+            self._partitions.answer(request, self._store_chunks(request))
         elif (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._is_stored(request):
             self.waiting.append(request)
         else:
@@ -91,29 +91,45 @@ class ProduceStep:
 
     def _store_all(self, request: requests.ProduceRequest) -> None:
         partitions, batch = self._partitions, request.batch
-        if request.sequence:
-            parts, left = self._stored_chunk_parts(request)
-            if any(one.refused is not None for one in parts):
-                left = []  # a sequence stands for all of a partition's items, so store none while some are unknown
-        else:
-            parts, left = self._remembered_parts(request) if request.may_be_known else ([], None)
-            if left is None and batch.key_ids is None and batch.dedups is None:
-                partitions.answer(request, [self._store(self._least_busy().number, None, self._command(request, batch, None))])
-                return
+        parts, left = self._remembered_parts(request) if request.may_be_known else ([], None)
+        if left is None and batch.key_ids is None and batch.dedups is None:
+            partitions.answer(request, [self._store(self._least_busy().number, None, self._command(request, batch, None))])
+            return
         if left is None or left:
-            rest = batch if left is None else batch.take(left)
             try:
-                shares = self._divide(rest, request)
+                parts += self._store_rest(request, left)
             except PenstockError as error:
-                if left is None or request.sequence:
+                if left is None:
                     raise
                 partitions.answer(request, [*parts, self._refused_rest(left, error)])
                 return
-            for number, indexes in shares.items():
-                share = rest if indexes is None else rest.take(indexes)
-                whole = indexes if left is None else [left[index] for index in (range(len(rest)) if indexes is None else indexes)]
-                parts.append(self._store(number, whole, self._command(request, share, whole)))
         partitions.answer(request, sorted(parts, key=attrgetter("partition")) if request.may_be_known else parts)
+
+    def _store_chunks(self, first: requests.ProduceRequest) -> list[StoredPart]:
+        """Store a chunk and those that follow it, up to one of which something is refused.
+
+        A sequence stands for all earlier chunks too. So no partition may get a chunk after one that it lacks, and no
+        part of a chunk is stored while some partition cannot say whether it has its part.
+        """
+        found: list[StoredPart] = []
+        for chunk in (first, *first.following):
+            parts, left = self._stored_chunk_parts(chunk)
+            if (left is None or left) and not any(one.refused is not None for one in parts):
+                parts += self._store_rest(chunk, left)
+            found += parts
+            if any(one.refused is not None for one in parts):
+                break
+        return found
+
+    def _store_rest(self, request: requests.ProduceRequest, left: Sequence[int] | None) -> list[StoredPart]:
+        """Store the items at the indexes `left` (None: all) in the partitions that they go to."""
+        rest = request.batch if left is None else request.batch.take(left)
+        parts: list[StoredPart] = []
+        for number, indexes in self._divide(rest, request).items():
+            share = rest if indexes is None else rest.take(indexes)
+            whole = indexes if left is None else [left[index] for index in (range(len(rest)) if indexes is None else indexes)]
+            parts.append(self._store(number, whole, self._command(request, share, whole)))
+        return parts
 
     def _command(self, request: requests.ProduceRequest, share: Batch, indexes: Sequence[int] | None) -> commands.Produce:
         if request.sequence:
@@ -147,7 +163,8 @@ class ProduceStep:
             return partitions.handles.keys()  # their items are counted
         if request.sequence:
             maps = (partitions.map, *partitions.older_maps)
-            return {number for slots in maps for number in _chunk_shares(request, slots) if number in partitions.handles}
+            chunks = (request, *request.following)
+            return {number for chunk in chunks for slots in maps for number in _chunk_shares(chunk, slots) if number in partitions.handles}
         return self._stores_in(request)
 
     def _stores_in(self, request: requests.ProduceRequest) -> Collection[int]:

@@ -175,6 +175,8 @@ class ProduceRequest(Request):
         self.request = request
         self.sequence = sequence
         """Of a chunk of a published write: higher than those of earlier chunks, and remembered for ever; else 0."""
+        self.following: Sequence[ProduceRequest] = ()
+        """Of a chunk: chunks to be stored after it in the same turn, each only if those before it were stored whole."""
         self.shares: dict[int, dict[int, Sequence[int]]] = {}
         """Of a chunk: slot map version → partition → indexes of its items. Filled where needed (loop/produce.py)."""
 

@@ -34,8 +34,15 @@ class SlotMap(NamedTuple):
 
     def partitions_of(self, batch: Batch, keyless: int) -> list[int]:
         """The partition of each item by its key; `keyless` for items without one."""
-        owners = self.owners
-        return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in batch.key_ids or repeat(NO_KEY, len(batch))]
+        owners, ids = self.owners, batch.key_ids
+        if isinstance(ids, array):  # of a frame, whose numbers are little-endian: the first of four 16-bit parts has the slot
+            low = memoryview(ids).cast("B").cast("H")[::4].tolist()
+            found = [*map(_owners_by_low_bits(owners.tobytes()).__getitem__, low)]
+            if 0 in low:
+                for index in [index for index, key in enumerate(ids) if key == NO_KEY]:
+                    found[index] = keyless
+            return found
+        return [owners[key & SLOT_MASK] if key != NO_KEY else keyless for key in ids or repeat(NO_KEY, len(batch))]
 
     @property
     def sole_owner(self) -> int | None:
@@ -63,6 +70,12 @@ class Move(NamedTuple):
     source: int
     destination: int
     slots: list[int]
+
+
+@lru_cache(4)
+def _owners_by_low_bits(owners: bytes) -> list[int]:
+    """The owner of the slot of each 16-bit number, whose lower 14 bits it is."""
+    return array("H", owners).tolist() * ((1 << 16) // SLOTS)
 
 
 def first_map(partitions: Sequence[int]) -> SlotMap:

@@ -55,10 +55,10 @@ class BinaryColumn(Sequence[Any]):
             edges = [edge - low for edge in edges]
         return [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
 
-    def sizes(self) -> list[int]:
-        """The length of each value; negative where the offsets are not in order, which only damage can cause."""
+    def sizes(self) -> set[int]:
+        """The lengths that values have; negative where the offsets are not in order, which only damage can cause."""
         edges = self.offsets.tolist()
-        return [*map(sub, edges[1:], edges)]
+        return {*map(sub, edges[1:], edges)}
 
     @property
     def size_bytes(self) -> int:
