@@ -5,6 +5,7 @@ empty.
 """
 
 from penstock.rules.commands import FollowUpBatch
+from penstock.rules.item_states import ItemState
 from penstock.words.clock import SECOND
 from tests.partition_under_test import ELSEWHERE, PartitionUnderTest, items
 
@@ -63,6 +64,7 @@ def _operate(partition: PartitionUnderTest) -> None:
     partition.pause(lease=True, produce=True)
     partition.restart()
     partition.pause(lease=False, produce=False)
+    partition.skip(1 + partition.wrapped.state.runs_in(ItemState.READY)[0])
     partition.clear(ready=True)
     partition.redrive()
     partition.drop(*partition.wrapped.state.completed.runs[:2])
