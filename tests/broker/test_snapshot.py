@@ -143,7 +143,7 @@ def test_an_item_whose_ttl_ended_while_nobody_owned_the_directory(directory_brok
     directory_broker.run_and_publish()
     incarnation = directory_broker.incarnation("orders")
     directory_broker.broker.close()
-    directory_broker.clock.advance(10)
+    directory_broker.clock.advance(10 * SECOND)
     with directory_broker.open_snapshot() as seen:
         brief, lasting = (seen.call(ExplainItem(queue=incarnation, partition=0, offset=offset)) for offset in (0, 1))
     assert (brief.state, brief.why) == ("ready", "ready, but its ttl is over: it is buried when the queue is next used")

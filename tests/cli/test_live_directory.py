@@ -45,7 +45,7 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
     ledger = LedgerQDirectory(tmp_path / "ledger")
     ledger.add(entry(1, b"from LedgerQ"))
     ledger.read_up_to(0)
-    ran: set[str] = {"own", "serve"}  # tests/cli/test_own.py, tests/server/test_serve.py
+    ran: set[str] = {"own", "serve", "backup", "restore"}  # test_own.py, test_serve.py and test_backup_commands.py
 
     def run(*args: str, code: int = 0) -> str:
         ran.add(args[0])
@@ -97,6 +97,17 @@ def test_every_command(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.Mon
         run("queue", "compact", "orders")
         assert "orders" in run("queue", "list") and "orders.dead" in run("queue", "info", "orders")
         run("queue", "delete", "parking", "--yes")
+        run("queue", "ensure", "later")
+        run("produce", "later", "x", "--delay", "1h", "--reference", "r")
+        assert "scheduled" in run("find", "later", "--reference", "r")
+        assert run("reschedule", "later", "0-0", "--now") == "1 item rescheduled"
+        assert run("cancel", "later", "0-0") == "1 item cancelled"
+        run("cursor", "create", "later", "audit")
+        assert "audit" in run("cursor", "list", "later")
+        assert run("cursor", "show", "later", "audit") != run("cursor", "seek", "later", "audit", "newest")
+        assert run("cursor", "delete", "later", "audit", "--yes") == "cursor audit deleted"
+        run("queue", "read-only", "later", "0")
+        run("queue", "delete", "later", "--yes")
         if where == "over HTTP":
             for name in ("verify", "repair"):
                 assert "logs are files of the server's machine; run this command there" in cli.refused(name)
