@@ -96,11 +96,13 @@ def writing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
             broker.create_queue("bench", partitions=PARTITIONS)
         save = rows.write.format("penstock").options(broker=str(directory), queue="bench", adoptTimeout="0").mode("append")
         times["write: penstock"].append(timed(save.save))
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         with penstock.open(directory) as broker:
             while broker.queue("bench").stats().ready < count:  # a large write is adopted in steps
                 time.sleep(0.01)
             times["adopt: penstock"].append(time.perf_counter() - began)
+            times["adopt, CPU time: penstock"].append(time.process_time() - cpu)
+        times["write until leasable: penstock"].append(times["write: penstock"][-1] + times["adopt: penstock"][-1])
         times["write: parquet"].append(timed(save_synced, rows, files))
         shutil.rmtree(directory)
         shutil.rmtree(files)
@@ -216,6 +218,7 @@ def show(args: argparse.Namespace, times: Times, tiny: dict[str, float], alone: 
         "batch read of native Parquet": ("read: penstock", "read: parquet"),
         "batch read of two columns": ("read two columns: penstock", "read two columns: parquet"),
         "batch write of native Parquet, both synced": ("write: penstock", "write: parquet"),
+        "batch write until its items can be leased, of native Parquet": ("write until leasable: penstock", "write: parquet"),
         "stream read of a Parquet file stream, by their batches": ("stream, its batches: penstock", "stream, its batches: parquet"),
         "stream read of a Parquet file stream, with the start of the query": ("stream: penstock", "stream: parquet"),
         "slot routing of bare xxhash64": ("route: slot", "route: xxhash64"),

@@ -3,8 +3,9 @@
 Owns: `InboxProcessor`, one for each broker. It reads the inbox when the broker is opened, and then repeatedly, in its
 own thread. It produces through the queues' turns, as any caller does.
 A published write is validated before any of it is adopted; a damaged one stays in the inbox as it is. It is adopted in
-chunks. The catalog gives it a number before the first chunk and records its source after the last; in between, each
-partition remembers the chunks that it has (loop/produce.py). So a crash at any point neither loses nor repeats items.
+chunks, its frames, whose columns are taken as bytes (`FrameColumns.view`); several share a turn. The catalog gives it a
+number before the first chunk and records its source after the last; in between, each partition remembers the chunks
+that it has (loop/produce.py). So a crash at any point neither loses nor repeats items.
 This depends on the order: the writes of a queue are adopted one after the other, those of one source in the order of
 their numbers, and none is begun while another is unfinished.
 The thread also ends the consumer rights that were not renewed.

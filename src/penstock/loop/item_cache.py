@@ -3,8 +3,9 @@
 Owns: `ItemCache` (items by offset), `leased_items` (what a consumer is given), and `BlockCache` (the key ids and
 priorities of items, which rules decide by).
 Everything in them can be read again from the log. Produced items are cached as they were given, so that a consumer
-close behind needs neither disk nor decoding. Small neighbouring frames are joined into one block, so that a backlog
-produced item by item is searched as fast as one produced in batches.
+close behind needs neither disk nor decoding; adopted ones (views) are read from the log when wanted. Small neighbouring
+frames are joined into one block, so that a backlog produced item by item is searched as fast as one produced in
+batches.
 `ItemCache.read` reads a range from its start to its end and gives the items, and the gaps where damage took items. A
 gap does not end the read.
 Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks of BLOCK_ITEMS items or one frame.

@@ -441,11 +441,11 @@ class StagedReader:
         size = frame_bytes(header.stored_bytes)
         if position + size > self._size:  # checked before the read, so that a wrong length is never read
             raise DamagedFrame("the file ends inside a frame")
-        stored = self._files.pread(self._handle, size - HEADER_BYTES, position + HEADER_BYTES)
-        body_bytes = header.stored_bytes + CHECKSUM_BYTES
-        if any(stored[body_bytes:]):
+        end = HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
+        stored = self._files.pread(self._handle, end - HEADER_BYTES, position + HEADER_BYTES)
+        if size > end and any(self._files.pread(self._handle, size - end, position + end)):  # read alone: a body is not copied
             raise DamagedFrame("the padding after a frame is not zero")
-        return header, unpack_body(header, stored[:body_bytes])
+        return header, unpack_body(header, stored)
 
     def _corrupt(self, why: str) -> CorruptLog:
         return CorruptLog(f"the staged part {self._path} is damaged ({why}) and cannot be used; write it again")
