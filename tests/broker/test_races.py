@@ -9,7 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from penstock.loop.requests import FunctionRequest, LeaseRequest, ProduceRequest
-from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, run_threads
+from tests.broker.broker_under_test import (
+    WAIT_SECONDS,
+    BrokerUnderTest,
+    QueueUnderTest,
+    SubmittedRequest,
+    batch_of,
+    run_threads,
+    wait_until,
+)
 
 HOPS = 300
 
@@ -148,3 +156,35 @@ def test_callers_submitters_and_operators_at_once(threaded_broker: BrokerUnderTe
     run_threads(call(0), call(1), submit(0), submit(1), operate, operate)
     assert all(one.result[0].refused is None for one in asked)
     assert len(queue.drain(1_000)) == 320
+
+
+@pytest.mark.parametrize("how", ["calls", "runs what was submitted"])
+def test_when_the_thread_that_answers_is_interrupted_all_callers_are_answered(threaded_broker: BrokerUnderTest, how: str) -> None:
+    queue = threaded_broker.create(partitions=1)
+    queue.produce("first")  # the partition is open
+    loop, texts = queue.loop, [f"sleeper {number}" for number in range(6)]
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupt(request: object) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    interrupting = ProduceRequest(batch_of("interrupting"))
+    interrupting.on_done = interrupt
+    threads = [threading.Thread(target=queue.produce, args=(text,), daemon=True) for text in texts]
+
+    def gather(_: object) -> None:
+        """While no turn can run: some callers sleep before the request whose answer interrupts, and some behind it."""
+        for number, thread in enumerate(threads):
+            if number == 3:
+                loop.enter(interrupting)
+            thread.start()
+            wait_until(lambda: sum(request.asleep for request in loop._pending._waiting) == number + 1)  # noqa: B023
+
+    loop.run_between_turns(gather)
+    with pytest.raises(KeyboardInterrupt):
+        queue.produce("mine") if how == "calls" else loop.run_submitted()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive(), "nobody woke it"
+    assert {*texts, "interrupting"} <= set(queue.drain(1_000))

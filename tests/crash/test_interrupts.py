@@ -1,4 +1,6 @@
-"""Produces of a real process are interrupted: acknowledged items are stored once, and other threads see no error."""
+"""Produces of a real process are interrupted: acknowledged items are stored once, and other threads see no error and
+do not wait long.
+"""
 
 import json
 import subprocess
@@ -10,33 +12,39 @@ import pytest
 import penstock
 from tests.server.conftest import serve
 
+LONGEST_SECONDS = 15.0
+"""A caller that is not woken waits for 30 seconds."""
+
 PROGRAM = """
-import json, random, signal, sys, threading
+import json, random, signal, sys, threading, time
 from collections import Counter
 import penstock
 
 directory, partitions, seed, rounds = sys.argv[1], *map(int, sys.argv[2:])
 broker = penstock.open(directory)
 queue = broker.create_queue("q", partitions=partitions)
-rng, acknowledged, errors, stop = random.Random(seed), set(), [], threading.Event()
+rng, acknowledged, errors, waits, stop = random.Random(seed), set(), [], [], threading.Event()
 longest = 0.006 if directory.startswith("http") else 0.0012  # about as long as a call takes
 
 def interrupt(*_):
     raise KeyboardInterrupt
 
-def other():
+def other(name):
     number = 0
     while not stop.is_set():
         number += 1
         try:
-            queue.produce(f"other {number}", key=str(number % 7))
-            acknowledged.add(f"other {number}")
+            began = time.monotonic()
+            queue.produce(f"{name} {number}", key=str(number % 7))
+            waits.append(time.monotonic() - began)
+            acknowledged.add(f"{name} {number}")
         except Exception as error:
             errors.append(repr(error))
 
 signal.signal(signal.SIGALRM, interrupt)
-thread = threading.Thread(target=other)
-thread.start()
+threads = [threading.Thread(target=other, args=(name,)) for name in "abcde"]
+for thread in threads:
+    thread.start()
 interrupts = 0
 for number in range(rounds):
     try:
@@ -50,14 +58,16 @@ for number in range(rounds):
     queue.produce(f"between {number}", key=str(number % 5))
     acknowledged.add(f"between {number}")
 stop.set()
-thread.join()
+for thread in threads:
+    thread.join()
 found = Counter()
 while leases := queue.lease(1000, per_key=1000):
     found.update(lease.item.value for lease in leases)
     leases.complete()
 broker.close()
 duplicates = [name for name, times in found.items() if times > 1]
-print(json.dumps({"interrupts": interrupts, "missing": sorted(acknowledged - found.keys()), "duplicates": duplicates, "errors": errors}))
+counts = {"interrupts": interrupts, "longest": max(waits)}
+print(json.dumps({**counts, "missing": sorted(acknowledged - found.keys()), "duplicates": duplicates, "errors": errors}))
 """
 
 
@@ -106,4 +116,5 @@ def interrupt_calls(target: str, partitions: int, seed: int, rounds: int = 300) 
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found.pop("interrupts") > 0
+    assert found.pop("longest") < LONGEST_SECONDS
     assert found == {"missing": [], "duplicates": [], "errors": []}

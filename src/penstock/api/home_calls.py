@@ -8,6 +8,7 @@ wake the event loop once, however many they are. Used by the async API and by th
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import get_ident
 from typing import Any, Protocol
@@ -124,7 +125,7 @@ class HomeCalls:
 
     def _submit(self) -> None:
         entered, self._entered = self._entered, []
-        sent = [(operation, call) for operation, call in entered if not call.cancelled]
+        sent = [(operation, call) for operation, call in entered if not call.cancelled and not call.answered.done()]
         self._submits_in = get_ident()
         try:
             cancels = self._submit_all([(operation, partial(self._answered, call)) for operation, call in sent])
@@ -147,12 +148,14 @@ class HomeCalls:
             call.finish(answer)
             return
         self._answers.append((call, answer))
-        if not self._woken:
+        if not self._woken or self.loop.is_closed():
             self._woken = True
             try:
                 self.loop.call_soon_threadsafe(self._deliver)
-            except RuntimeError:  # the event loop is closed, so no task waits for the answer
-                call.cancel()
+            except RuntimeError:  # the event loop is closed, so no task waits for the answers
+                while self._answers:
+                    with suppress(IndexError):  # another thread took it
+                        self._answers.popleft()[0].cancel()
 
     def _deliver(self) -> None:
         self._woken = False  # before the answers are taken: one that comes now wakes the event loop again

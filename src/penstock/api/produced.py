@@ -104,6 +104,9 @@ def _ids(partition: int, numbers: Sequence[int]) -> list[str]:
         thousand, first = divmod(at, 1_000)
         last = min(1_000, first + stop - at)
         prefix = f"{partition}-{thousand}"
-        found += [prefix + end for end in _ENDINGS[first:last]] if thousand else format_ids(partition, range(first, last))
+        if thousand:  # joined and split: that is twice as fast as one addition each
+            found += (prefix + f"\n{prefix}".join(_ENDINGS[first:last])).split("\n")
+        else:
+            found += format_ids(partition, range(first, last))
         at += last - first
     return found

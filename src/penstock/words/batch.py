@@ -188,7 +188,7 @@ def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool
             raise InvalidRequest(f"the {name} column of a frame is damaged: its offsets are not in order; write the items again")
     else:
         _check_types(name, values, required=required)
-        sizes = [len(value) for value in values if value is not None]
+        sizes = list(map(len, values)) if required else [len(value) for value in values if value is not None]  # type: ignore[arg-type]
         total = sum(sizes)
     if sizes and max(sizes) > field.high:
         have = "headers have" if field.type is FieldType.HEADERS else f"a {name} has"

@@ -30,7 +30,7 @@ from penstock.worker.stats import WorkerCounters
 from penstock.worker.wakeup import WakeUp
 
 HORIZON, FAR = 50 * MILLISECOND, 400 * MILLISECOND
-"""How far ahead items are leased. It grows to FAR while lease operations are slow, as with many threads."""
+"""How far ahead items are leased. It grows to FAR while lease operations are slow or the buffer runs empty."""
 LEASE_TIMES = 6
 """Items are leased at least so many times as far ahead as a lease operation takes."""
 FAST = 1_000 / SECOND
@@ -179,7 +179,7 @@ class Fetcher:
         """The timeout of the last lease."""
         self._asked_at = 0
         self._lease_took = 0
-        """How long lease operations took that did not wait for items; the longest of the last ones."""
+        """How long the slowest of the last lease operations took, without those that waited for items."""
         self._per_key = settings.per_key or 1
         """The most items of one key to lease at once."""
         self._leased = 0
