@@ -102,6 +102,10 @@ class ObservedPartition:
         self.healthy = False
         self.was_healthy = False
         """Whether it was healthy at the look before the last."""
+        self.failed = False
+        """Whether it was failing or slow since it was last healthy, or at the look before."""
+        self.failing = False
+        """Whether it is failing or slow, or its queue's next turn extends its leases because it was."""
         self.takes_items = False
         """Whether items without a key may be stored in it."""
 
@@ -138,16 +142,19 @@ class ItemInventory:
             for incarnation, loop in there.items():
                 if incarnation in self.changed:
                     for handle in loop.engine.handles.values():
-                        self._look_into(incarnation, handle)
+                        self._look_into(incarnation, handle, recovering=handle in loop.engine._recovered)
         self.unfinished_leases = {incarnation for incarnation, loop in there.items() if loop.engine.lease_step.search_unfinished}
         self.changed.clear()
         self.all_healthy = all(seen.healthy for seen in self.partitions.values())
         self._gather()
 
-    def _look_into(self, incarnation: int, handle: PartitionHandle) -> None:
+    def _look_into(self, incarnation: int, handle: PartitionHandle, *, recovering: bool) -> None:
         seen = self.partitions.setdefault((incarnation, handle.number), ObservedPartition())
         closed = handle.closed and handle.summary is not None
         seen.was_healthy, seen.healthy = seen.healthy, closed or (handle.is_usable and not handle.usable_partition.failed)
+        seen.failed = seen.failing or (seen.failed and not seen.was_healthy)
+        seen.failing = handle.error is not None or recovering
+        seen.failed = seen.failed or seen.failing
         paused = handle.summary.paused_produce if closed and handle.summary is not None else seen.healthy and handle.state.paused_produce
         seen.takes_items = seen.healthy and handle.fences_ready and not paused
         if not seen.healthy or (closed and seen.summary is handle.summary):

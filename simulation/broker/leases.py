@@ -111,6 +111,8 @@ class LeaseModel:
             if seen.healthy and self._states.get(owner) is not seen.state:
                 self._states[owner] = seen.state
                 self.postpone_expiry(owner, self.now, sure=False)
+            elif seen.healthy and seen.failed:
+                self._doubt_end(owner)
         opened = {owner for owner in self._unopened if owner in self._states}
         self._unopened -= opened
         for held in self.held if opened else ():
@@ -156,6 +158,14 @@ class LeaseModel:
                 held.doubtful = held.doubtful or held.deadline <= since or (not sure and held.deadline <= self.now)
                 held.spared_until = self.now + GRACE
                 held.deadline = max(held.deadline, held.spared_until)
+
+    def _doubt_end(self, owner: tuple[int, int]) -> None:
+        """A partition works again and was not reopened: leases that would end within `GRACE` may end later."""
+        if owner[0] in self.unknown_until:
+            self.unknown_until[owner[0]] = max(self.unknown_until[owner[0]], self.now + GRACE)
+        for held in self.held:
+            if (held.incarnation, held.partition) == owner and held.deadline < self.now + GRACE:
+                held.doubtful = True
 
     def check_known(self, unanswered: Collection[int]) -> None:
         """When idle: every lease is known to a caller, or its answer was lost or (`unanswered` queues) is pending."""
