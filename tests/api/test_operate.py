@@ -421,7 +421,7 @@ WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
     ("seek both", lambda _, q: q.seek("0-0", at=datetime.now(UTC)), "seek takes either an id or a time; give an id, or at="),
     ("seek date", lambda _, q: q.seek(at=datetime(2026, 1, 1)), "at has no timezone; give one"),
     ("resize", lambda _, q: q.resize(1025), "partitions is 1025; give a whole number from 1 to 1024"),
-    ("read-only", lambda _, q: q.set_read_only(5), "partition 5 takes no items; those that do are [0]"),
+    ("read-only", lambda _, q: q.set_read_only(5), "queue 'orders' has no partition 5; those that take items are [0]"),
     ("release", lambda _, q: q.release(1), "the key is int; give str or bytes"),  # type: ignore[arg-type]
     ("where", lambda b, q: b.redrive(q, to=q, where={"color": 1}), "items cannot be chosen by 'color'; use kind, key"),
     ("where type", lambda b, q: b.redrive(q, to=q, where="x"), "where is str; give a dict such as {'kind': 'invoice'}"),  # type: ignore[arg-type]

@@ -339,6 +339,8 @@ class TransferStateMachine(RulesStateMachine):
             assert said.moved_to == self.model.elsewhere.get(item.offset)
             if said.waits_for is not None:
                 assert any(self.model.fenced(one) for one in self.model.items if one.key == item.key)
+            elif item.ttl_deadline and item.ttl_deadline <= self.now.elapsed:
+                continue  # it is buried when the queue is next used
             elif item.state is ItemState.READY and self.model.fenced(item) and not self.state.paused_lease:
                 assert said.held_by is not None, f"{item} is fenced and explained as {said}"
 

@@ -95,9 +95,11 @@ def test_strays_among_items_of_mixed_priorities(partition: PartitionUnderTest) -
     partition.produce("b1", "p9", keys=["b", None], priorities=[9, 9])
     partition.advance(5)
     found = []
-    while strays := partition.lease_strays(departed):
+    for _ in range(4):  # a lease ends where an earlier item of a key may be in another lane
+        strays = partition.lease_strays(departed)
         found += strays
-        partition.send(*strays)
+        if strays:
+            partition.send(*strays)
     assert sorted(found) == [0, 3]
     partition.clear(leased=True)
     assert partition.counts == (partition.counts.ready, 0, 0, partition.counts.completed, 0, 2, 0)
