@@ -42,7 +42,7 @@ def other(name):
             errors.append(repr(error))
 
 signal.signal(signal.SIGALRM, interrupt)
-threads = [threading.Thread(target=other, args=(name,)) for name in "abcde"]
+threads = [threading.Thread(target=other, args=(name,), daemon=True) for name in "abcde"]
 for thread in threads:
     thread.start()
 interrupts = 0

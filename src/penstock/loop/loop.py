@@ -339,6 +339,8 @@ class Loop:
         if request is not None and self._threaded:
             own = next((one for one in to_dispatch if one.job is None and not one.avoid_until and _waits_for(one, request)), None)
         others = [handle for handle in to_dispatch if handle is not own and handle.in_io]
+        for handle in others:
+            handle.waiting_thread = 0  # the thread of another turn that was to sync it was interrupted: it must not recover it too
         if own is not None:
             own.waiting_thread = threading.get_ident()
         self._commit(others, None)
@@ -416,7 +418,7 @@ class Loop:
     def _end_io(self, handle: PartitionHandle) -> None:
         """Take a partition back whose I/O is over, and have the next turn run if there is one to run."""
         engine = self.engine
-        by_caller, handle.waiting_thread = handle.waiting_thread != 0, 0
+        by_caller = handle.waiting_thread != 0
         engine.io_finished.append(handle)
         with self._turning:
             if engine.io_finished:

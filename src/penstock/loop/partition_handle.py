@@ -326,6 +326,7 @@ class PartitionHandle:
 
     def finish_io(self, now: int) -> PenstockError | None:
         """End its I/O in a turn: update its state, and give the error of the I/O."""
+        self.waiting_thread = 0
         self.in_io = False
         took = now - (self.io_began_at or self.io_since)
         self.avoid_until = now + AVOID_FOR if self.job is None and took > PROMPT else 0
