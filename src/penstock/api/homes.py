@@ -63,7 +63,7 @@ def _is_small(operation: Operation[Any]) -> bool:
     kind = type(operation)
     if kind is ProduceItems:
         payloads = operation.batch.payloads  # type: ignore[attr-defined]
-        return len(payloads) == 1 or (len(payloads) <= SMALL_ITEMS and sum(map(len, payloads)) <= SMALL_BYTES)
+        return len(payloads) == 1 or (type(payloads) is list and len(payloads) <= SMALL_ITEMS and sum(map(len, payloads)) <= SMALL_BYTES)
     if kind is LeaseItems:
         return operation.count <= SMALL_ITEMS  # type: ignore[attr-defined, no-any-return]
     if kind is SettleItems:
