@@ -82,8 +82,7 @@ class Runners:
             threads = [*self._threads]
         self._unwatch()
         self._alarm.put(None)
-        for _ in threads:
-            self._ready.put(None)
+        self._ready.put(None)
         for thread in threads:
             thread.join()
 
@@ -98,6 +97,7 @@ class Runners:
             loop = self._ready.get()
             self._idle -= 1
             if loop is None:
+                self._ready.put(None)  # for the other threads, also for one that an interrupted `wake` did not note
                 return
             loop.woken = False  # a wake-up from here on needs another turn
             loop.run()

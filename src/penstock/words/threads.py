@@ -62,10 +62,8 @@ class InterruptSafePool:
 
     def close(self) -> None:
         """Wait until all jobs are done, and end the threads."""
-        threads = [*self._threads]
-        for _ in threads:
-            self._jobs.put(None)
-        for thread in threads:
+        self._jobs.put(None)
+        for thread in [*self._threads]:
             thread.join()
         self._ended = True
         self._run_remaining()  # jobs submitted after the threads were told to end
@@ -75,6 +73,7 @@ class InterruptSafePool:
             try:
                 job = self._jobs.get_nowait()
             except Empty:
+                self._jobs.put(None)
                 return
             if job is not None:
                 _do(job)
@@ -85,6 +84,7 @@ class InterruptSafePool:
             job = self._jobs.get()
             self._idle -= 1
             if job is None:
+                self._jobs.put(None)  # for the other threads, also for one that an interrupted `submit` did not note
                 return
             _do(job)
 
