@@ -216,7 +216,7 @@ def test_a_closed_cursor_refuses_to_read(queue: Queue) -> None:
     with queue.cursor("audit") as cursor:
         assert repr(cursor) == "Cursor('audit', open, position={0: 0, 1: 0})"
     assert repr(cursor).startswith("Cursor('audit', closed")
-    for call in (cursor.read, cursor.commit, lambda: cursor.seek("oldest")):
+    for call in (cursor.read, cursor.commit, cursor.lag, lambda: cursor.seek("oldest")):
         with pytest.raises(InvalidRequest, match="the cursor 'audit' is closed; ask the queue for it again"):
             call()
     assert list(cursor) == []

@@ -154,6 +154,7 @@ class AsyncCursor:
 
     async def lag(self) -> int:
         """Return how many items the cursor has not returned yet, of those that retention has kept, in any state."""
+        self._check_open()
         oldest = await self._home.call(FindOffsets(queue=self._incarnation, at="oldest"))
         ends = await self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
         return sum(one.lag for one in cursor_lags(self._position, oldest, ends))

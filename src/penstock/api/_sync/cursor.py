@@ -155,6 +155,7 @@ class Cursor:
 
     def lag(self) -> int:
         """Return how many items the cursor has not returned yet, of those that retention has kept, in any state."""
+        self._check_open()
         oldest = self._home.call(FindOffsets(queue=self._incarnation, at="oldest"))
         ends = self._home.call(FindOffsets(queue=self._incarnation, at="newest"))
         return sum(one.lag for one in cursor_lags(self._position, oldest, ends))
