@@ -109,6 +109,16 @@ def test_a_handler_of_the_log_may_use_the_broker(tmp_path: Path) -> None:
     assert seen == [1, 2]
 
 
+def test_the_line_of_a_burial_has_the_id_of_its_item(broker: BrokerUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "penstock")
+    queue = broker.create(max_attempts=1)
+    queue.produce("a", "b", "c")
+    queue.lease(1).retry()
+    queue.lease(2).retry()
+    found = [vars(record).get("item_id") for record in caplog.records if "buried" in record.getMessage()]
+    assert found == ["0-0", None], "two items have no single id"
+
+
 # -- partitions --------------------------------------------------------------------------------------------------
 
 

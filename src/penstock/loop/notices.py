@@ -65,9 +65,9 @@ class QueueNotices:
                 return
             _log.log(level, text, *args, extra=about)
 
-    def note(self, level: int, text: str, *args: object, partition: int | None = None) -> None:
+    def note(self, level: int, text: str, *args: object, partition: int | None = None, item_id: str | None = None) -> None:
         """Note a line, to be logged after the turn."""
-        self.lines.append((level, text, args, log_fields(queue=self._queue, partition=partition)))
+        self.lines.append((level, text, args, log_fields(queue=self._queue, partition=partition, item_id=item_id)))
 
     # -- partitions ----------------------------------------------------------------------------------
 
@@ -147,7 +147,8 @@ class QueueNotices:
         which = f"item {first}" if buried.items == 1 else f"{buried.items} items ({first} to {last})"
         verb = "was" if buried.items == 1 else "were"
         level = logging.INFO if buried.by_consumer else logging.WARNING
-        self.note(level, "%s of queue %r %s buried: %s", which, self._queue, verb, buried.reason or "no reason was given", partition=number)
+        reason, item_id = buried.reason or "no reason was given", first if buried.items == 1 else None
+        self.note(level, "%s of queue %r %s buried: %s", which, self._queue, verb, reason, partition=number, item_id=item_id)
 
     # -- maintenance ---------------------------------------------------------------------------------
 
