@@ -220,6 +220,22 @@ def test_an_expired_lease_is_refused_and_the_new_one_works(opener: BrokerOpener,
     new.complete()
 
 
+def test_a_lease_that_this_program_settled_says_so(queue: Queue) -> None:
+    fill(queue, 3)
+    completed, retried, buried = queue.lease(3)
+    completed.complete()
+    retried.retry()
+    buried.bury()
+    refused = [completed.retry, completed.extend, retried.complete, buried.complete]
+    for lease, settle in zip((completed, completed, retried, buried), refused, strict=True):
+        state = lease.state
+        with pytest.raises(LeaseLost, match=f"^item {lease.id} was {state} already under this lease; settle each lease once$"):
+            settle()
+        assert lease.state == state
+    with pytest.raises(LeaseLost, match="^items .* were buried or retried already under this lease; settle each lease once$"):
+        queue.complete([retried, buried])
+
+
 def test_the_last_attempt_can_be_completed_until_its_lease_ends(opener: BrokerOpener, manual_clock_broker: Broker) -> None:
     queue = manual_clock_broker.create_queue("orders", lease_timeout=10, max_attempts=1)
     queue.produce(b"1")
@@ -357,7 +373,7 @@ def test_a_settled_lease_cannot_be_extended(queue: Queue) -> None:
     fill(queue, 2)
     batch = queue.lease(2)
     batch[0].complete()
-    with pytest.raises(LeaseLost, match="item 0-0 has ended"):
+    with pytest.raises(LeaseLost, match="item 0-0 was completed already"):
         batch[0].extend()
     batch.extend()
 

@@ -7,7 +7,7 @@ That memory only avoids needless requests: whether a lease is still held is alwa
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from itertools import dropwhile, repeat
@@ -321,6 +321,8 @@ class LeaseSelection:
         """The name of the queue."""
         self._lost: list[str] = []
         """Ids of items whose leases have ended."""
+        self._settled_before: dict[str, str] = {}
+        """Those of them whose leases this program ended itself: id → how the item was settled."""
         self._groups: dict[tuple[int, int], tuple[PartitionLease | None, SettlePart]] = {}
         """By partition and lease number. Of tokens, the PartitionLease is not known."""
 
@@ -370,7 +372,7 @@ class LeaseSelection:
         held, offset = lease._partition_lease, lease.offset
         held.check_process(lambda: [offset])
         if self.action == "extend" and lease.state != OPEN:  # other items may still hold the same lease
-            self._lost.append(lease.id)
+            self._note_lost(held, held.partition, [offset])
         elif not self._belongs_elsewhere(held.incarnation, held.partition, lambda: [offset]):
             self._put(held, SettlePart(held.partition, held.lease, [offset]))
 
@@ -438,21 +440,38 @@ class LeaseSelection:
         if offsets is None:
             assert lease is not None
             offsets = lease.open_offsets()
-        self._lost += [format_id(part.partition, offset) for offset in offsets]
-        if lease is not None and offsets:
-            lease.remember_outcome(offsets, LOST)
+        unexpected = self._note_lost(lease, part.partition, offsets)
+        if lease is not None and unexpected:
+            lease.remember_outcome(unexpected, LOST)
+
+    def _note_lost(self, lease: PartitionLease | None, partition: int, offsets: Sequence[int]) -> list[int]:
+        """Note items whose leases have ended. Gives those that this program did not settle itself."""
+        unexpected: list[int] = []
+        for offset in offsets:
+            item_id = format_id(partition, offset)
+            self._lost.append(item_id)
+            state = OPEN if lease is None else lease.state_of(offset)
+            if state in DONE.values():
+                self._settled_before[item_id] = state
+            else:
+                unexpected.append(offset)
+        return unexpected
 
     def _raise_refusals(self, failed: PenstockError | None, early: list[str]) -> None:
         lost = list(dict.fromkeys(self._lost))
         if failed is not None:
             raise copy_error(failed, lost=lost)
         if lost:
-            raise copy_error(LeaseLost(_lost_message(lost)), lost=lost)
+            raise copy_error(LeaseLost(_lost_message(lost, self._settled_before)), lost=lost)
         if early:
             raise InvalidRequest(f"{_named(early)} must wait for earlier items of the same key under this lease; settle those first")
 
 
-def _lost_message(lost: list[str]) -> str:
+def _lost_message(lost: list[str], settled_before: Mapping[str, str]) -> str:
+    states = {settled_before.get(item_id, LOST) for item_id in lost}
+    if LOST not in states:
+        verb = "was" if len(lost) == 1 else "were"
+        return f"{_named(lost)} {verb} {' or '.join(sorted(states))} already under this lease; settle each lease once"
     if len(lost) == 1:
         return f"the lease of {_named(lost)} has ended; drop the work, the item may be someone else's now"
     return f"the leases of {_named(lost)} have ended; drop that work, the items may be someone else's now"
