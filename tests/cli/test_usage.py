@@ -176,12 +176,19 @@ def test_a_tilde_in_the_broker_path_is_the_home_directory(orders_cli: CommandLin
         ("memory://", 2, "ends with the process that opened it"),
         ("gopher://localhost:2319", 2, "cannot be opened"),
         ("/etc/passwd", 2, "is a file; give a directory"),
-        ("/etc", 2, "is not a Penstock directory"),
     ],
 )
 def test_paths_that_are_no_brokers(cli: CommandLine, broker: str, code: int, said: str) -> None:
     assert said in cli.refused("queue", "list", broker=broker, code=code)
     assert said in cli.refused("queue", "create", "x", broker=broker, code=code)
+
+
+@pytest.mark.parametrize("line", ["queue list", "stats", "item q 0-0", "verify", "own"])
+def test_a_directory_of_another_program_holds_no_broker(cli: CommandLine, tmp_path: Path, line: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    said = cli.refused(*line.split(), broker=str(tmp_path), code=5)
+    assert said == f"{str(tmp_path)!r} holds no broker; fix the path"
+    assert "is not a Penstock directory and not empty" in cli.refused("queue", "create", "x", broker=str(tmp_path))
 
 
 def test_further_storage_roots(cli: CommandLine, tmp_path: Path) -> None:

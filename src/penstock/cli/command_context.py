@@ -207,7 +207,9 @@ class CommandContext:
         advice = f"fix the path, or create a broker there: {makes_one}"
         if not os.path.lexists(self.target):
             raise CommandFailed(f"there is no directory {self.target!r}; {advice}", NOT_FOUND)
-        if not holds_broker(self.target):
+        if not holds_broker(self.target, may_be_foreign=True):
+            if os.listdir(self.target):  # of other programs: no broker is created among them
+                advice = "fix the path"
             raise CommandFailed(f"{self.target!r} holds no broker; {advice}", NOT_FOUND)
 
     # -- output --------------------------------------------------------------------------------------

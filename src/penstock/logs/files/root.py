@@ -95,10 +95,11 @@ def nearest(files: Files, path: str) -> str:
     return path if files.exists(path) or parent == path else nearest(files, parent)
 
 
-def read_marker(files: Files, root: str) -> Marker | None:
+def read_marker(files: Files, root: str, *, may_be_foreign: bool = False) -> Marker | None:
     """The root's marker; None if the directory does not exist, is empty, or holds only Penstock's files.
 
-    InvalidRequest for any other directory, and for one on a network file system or one that stores nothing.
+    InvalidRequest for any other directory (None if it `may_be_foreign`), and for one on a network file system or one
+    that stores nothing.
     """
     _refuse_unfit(files, root)
     try:
@@ -113,7 +114,7 @@ def read_marker(files: Files, root: str) -> Marker | None:
         raise InvalidRequest(f"a backup is being restored into {root}, or its restore was cut off; restore it again, or wait")
     if marker is None and names & set(BACKUP_FILES):
         raise InvalidRequest(f"{root} is a backup; restore it into another directory (penstock restore), and open that")
-    if marker is None and names - _OURS:
+    if marker is None and names - _OURS and not may_be_foreign:
         other = sorted(names - _OURS)[0]
         raise InvalidRequest(f"{root} is not a Penstock directory and not empty (it holds {other!r}); give an empty or a new one")
     return marker
