@@ -35,7 +35,7 @@ def test_history_returns_all_events_of_an_item(opener: BrokerOpener, target: str
     assert all(one.at.tzinfo is UTC for one in found)
     with pytest.raises(InvalidRequest, match="is not the id of an item"):
         queue.history("x")
-    with pytest.raises(InvalidRequest, match="there is no item at offset 9"):
+    with pytest.raises(InvalidRequest, match="there is no item 0-9; "):
         queue.history("0-9")
 
 

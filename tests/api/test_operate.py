@@ -406,7 +406,7 @@ def test_redrive_in_place_makes_buried_items_ready(queue: Queue, broker: Broker)
 
 WRONG: list[tuple[str, Callable[[Broker, Queue], object], str]] = [
     ("id", lambda _, q: q.explain("7"), "'7' is not the id of an item; give one as produce returned it"),
-    ("no such item", lambda _, q: q.explain("0-99"), "there is no item at offset 99"),
+    ("no such item", lambda _, q: q.explain("0-99"), "there is no item 0-99; the next one of partition 0 will be 0-"),
     ("no partition", lambda _, q: q.explain("9-0"), "queue 'orders' has no partition 9; the id is of another queue"),
     ("state", lambda _, q: q.items("done"), "there is no state 'done'; use scheduled, ready, leased, completed, buried, moving"),
     ("after", lambda _, q: q.items(after="x"), "'x' is not the id of an item; give one as produce returned it"),

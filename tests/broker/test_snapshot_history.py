@@ -123,7 +123,7 @@ def test_events_of_a_partition(directory_broker: DirectoryBroker) -> None:
         assert list(seen.events(incarnation, 0)) == found  # it stands still
         with pytest.raises(InvalidRequest, match=r"queue 'orders' has no partition 7; it has \[0\]"):
             list(seen.events(incarnation, 7))
-        with pytest.raises(InvalidRequest, match="there is no item at offset 3"):
+        with pytest.raises(InvalidRequest, match="there is no item 0-3; "):
             seen.call(ReadHistory(queue=incarnation, partition=0, offset=3))
         with pytest.raises(InvalidRequest, match="has no partition 7"):
             seen.call(ReadHistory(queue=incarnation, partition=7, offset=0))

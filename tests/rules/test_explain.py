@@ -96,5 +96,5 @@ def test_completed(partition: PartitionUnderTest) -> None:
 @pytest.mark.parametrize("offset", [1, -1])
 def test_an_item_that_was_never_produced(partition: PartitionUnderTest, offset: int) -> None:
     partition.produce("a")
-    with pytest.raises(InvalidRequest, match="; the next to be given is 1"):
+    with pytest.raises(InvalidRequest, match=f"there is no item 7-{offset}; the next one of partition 7 will be 7-1"):
         partition.why(offset)

@@ -14,7 +14,7 @@ from penstock.server.arrow_streams import ARROW_TYPE
 ONE_OF = int(os.environ.get("PENSTOCK_ONE_OF", "1"))
 """Of the cases, every such one is sent."""
 DEPENDS_ON_THE_BROKER = re.compile(
-    "has no partition|takes no items|only a retired one can be read-only|there is no item at offset|there is no cursor"
+    "has no partition|takes no items|only a retired one can be read-only|there is no item|there is no cursor"
     "|the durability of queue .* cannot be changed|dead queue|request id was used before"
     "|give [0-9a-z.]+ to [0-9a-z]+$|the ttl is 0|sync_interval has no effect with durability"
 )

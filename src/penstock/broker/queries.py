@@ -284,7 +284,7 @@ def trace(queue: QueueView, query: TraceItem) -> ItemTrace:
     offset, handle = query.offset, _handle_of(queue, query.partition)
     state = handle.state
     if state.state_of(offset) is None:
-        raise no_item_error(state, offset)
+        raise no_item_error(state, query.partition, offset)
     came_from = None
     if offset not in state.dropped and offset not in state.lost:
         queue.touch(handle)

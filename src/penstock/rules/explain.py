@@ -47,7 +47,7 @@ def explain(state: State, partition: int, offset: int, now: Moment, blocks: Bloc
     """
     found = state.state_of(offset)
     if found is None:
-        raise no_item_error(state, offset)
+        raise no_item_error(state, partition, offset)
     if found is ItemState.LEASED:
         return _leased(state, offset, now)
     if found is ItemState.SCHEDULED:

@@ -20,7 +20,7 @@ from penstock.rules.settle import decide_retry
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.errors import InvalidRequest, LeaseLost
-from penstock.words.ids import FIRST_FOREIGN_NUMBER
+from penstock.words.ids import FIRST_FOREIGN_NUMBER, format_id
 from penstock.words.limits import check_range
 
 OFFSETS_PER_SECOND = 1 << 16
@@ -66,11 +66,12 @@ def apply_restored(state: State, record: Restored, now: Moment) -> None:
     state.calls.watermark = max(state.calls.watermark, now.elapsed)
 
 
-def no_item_error(state: State, offset: int) -> InvalidRequest:
+def no_item_error(state: State, partition: int, offset: int) -> InvalidRequest:
     """The error for an offset at which there is no item."""
+    none = f"there is no item {format_id(partition, offset)}"
     if offset in state.holes:
-        return InvalidRequest(f"there is no item at offset {offset}; it was produced after the backup from which this broker was restored")
-    return InvalidRequest(f"there is no item at offset {offset}; the next to be given is {state.next_offset}")
+        return InvalidRequest(f"{none}; it was produced after the backup from which this broker was restored")
+    return InvalidRequest(f"{none}; the next one of partition {partition} will be {format_id(partition, state.next_offset)}")
 
 
 def check_not_in_hole(state: State, offset: int, partition: int | None = None) -> None:
