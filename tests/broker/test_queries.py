@@ -151,17 +151,17 @@ def test_why_an_item_is_not_running(broker: BrokerUnderTest) -> None:
     queue = broker.create(partitions=1, on_bury="park")
     later = queue.produce("later", at=broker.after(60))[0]
     found = queue.explain(later)
-    assert (found.state, found.why, found.ready_in_seconds) == ("scheduled", "scheduled, ready in 60.0 s", 60.0)
+    assert (found.state, found.why, found.ready_in_seconds) == ("scheduled", "scheduled, ready in 1m", 60.0)
     first, second = queue.produce("k1", "k2", key="k")
     held = queue.lease(1, consumer="worker-1", timeout=30)
     found = queue.explain(first)
-    assert (found.state, found.why, found.consumer, found.attempts) == ("leased", "leased by worker-1 for another 30.0 s", "worker-1", 1)
+    assert (found.state, found.why, found.consumer, found.attempts) == ("leased", "leased by worker-1 for another 30s", "worker-1", 1)
     found = queue.explain(second)
     assert (found.state, found.held_by) == ("ready", first)
     assert found.why == "its key is held: item 0-1 is leased by worker-1" and found.ready_in_seconds == 30.0
     held.retry(delay=20, reason="no luck")
     found = queue.explain(first)
-    assert found.why == "backing off after attempt 1 (no luck), ready in 20.0 s" and found.reason == "no luck"
+    assert found.why == "backing off after attempt 1 (no luck), ready in 20s" and found.reason == "no luck"
     assert queue.explain(second).why == "its key is held: item 0-1 backs off" and queue.explain(second).held_by == first
     broker.advance_in_steps(20)
     assert queue.explain(first).why == "ready: first of its key, the next lease that reaches it gets it"

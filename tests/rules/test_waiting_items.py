@@ -137,7 +137,7 @@ def test_a_ready_item_becomes_scheduled(partition: PartitionUnderTest, by_delay:
     partition.advance(59)
     partition.restart()
     assert partition.lease_texts() == []
-    assert partition.why(0) == "scheduled, ready in 1.0 s"
+    assert partition.why(0) == "scheduled, ready in 1s"
     partition.advance(1)
     assert partition.lease_texts() == ["1"]
 

@@ -24,12 +24,12 @@ from penstock.words import values
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import FieldType, Surface, fields_on
 from penstock.words.limits import GIB, KIB, MIB
+from penstock.words.quantities import format_seconds
 
 NO_VALUE = "–"
 GAP = "  "
 MIN_COLUMN_WIDTH = 8
 """No column is cut to less."""
-_STEPS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _SIZES = ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
@@ -145,19 +145,7 @@ def format_size(value: int | None) -> str:
 
 def format_duration(seconds: float | None) -> str:
     """The two largest units of a duration: "1d 2h", "5m", "0.25s"."""
-    if seconds is None:
-        return NO_VALUE
-    if seconds < 10 and seconds != int(seconds):
-        return f"{seconds:.2g}s"
-    left = round(seconds)
-    parts: list[str] = []
-    for step, unit in _STEPS:
-        if left >= step or (not parts and unit == "s"):
-            parts.append(f"{left // step}{unit}")
-            left %= step
-        elif parts:
-            break
-    return " ".join(parts[:2])
+    return NO_VALUE if seconds is None else format_seconds(seconds)
 
 
 def format_time(moment: datetime | None) -> str:

@@ -17,6 +17,7 @@ from penstock.rules.runs import RunSet
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import SECOND, Moment
 from penstock.words.ids import format_id
+from penstock.words.quantities import format_seconds
 
 LOST = "lost: damage took its bytes"
 
@@ -80,9 +81,9 @@ def _moving(state: State, offset: int) -> Explanation:
 
 def _leased(state: State, offset: int, now: Moment) -> Explanation:
     lease = next(lease for lease in state.leases.live.values() if offset in lease.open_items)
-    left = max(0, lease.deadline - now.elapsed) / SECOND
+    left = _span(lease.deadline - now.elapsed)
     who = lease.consumer or "an unnamed consumer"
-    why = f"leased by {who} for another {left:.1f} s"
+    why = f"leased by {who} for another {left}"
     if (progress := state.live_progress().get(offset)) is not None:
         why += f" ({progress[1]})"
     return Explanation(ItemState.LEASED, why, state.attempts(offset) + 1, lease.number, lease.consumer, lease.deadline)
@@ -94,11 +95,15 @@ def _scheduled(state: State, offset: int, now: Moment) -> Explanation:
         part = state.due_by(by_wall)
         for entry in calendar:
             if entry.start <= offset < entry.stop and offset in RunSet(part(entry)):
-                left = max(0, entry.when - clock) / SECOND
+                left = _span(entry.when - clock)
                 what = f"backing off after attempt {failure.attempts} ({failure.reason})" if failure else "scheduled"
-                reason, why = failure.reason if failure else "", f"{what}, ready in {left:.1f} s"
+                reason, why = failure.reason if failure else "", f"{what}, ready in {left}"
                 return Explanation(ItemState.SCHEDULED, why, state.attempts(offset), until=entry.when, reason=reason)
     raise AssertionError(f"offset {offset} is scheduled but in no calendar")
+
+
+def _span(microseconds: int) -> str:
+    return format_seconds(round(max(0, microseconds) / SECOND, 2))
 
 
 def _ready(state: State, partition: int, offset: int, now: Moment, blocks: BlockSource) -> Explanation:
