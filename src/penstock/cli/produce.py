@@ -31,6 +31,7 @@ from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.limits import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, check_range
 
 BATCH = 5_000
+COMMA = ","
 BATCH_BYTES = MAX_BATCH_BYTES // 4
 SHOWN = 10
 """How many bad lines are printed; further ones are only counted."""
@@ -141,7 +142,7 @@ def produce(
     columns: Annotated[
         str, typer.Option(metavar="A,B,…", help="The names of the CSV columns, if the first row has none.", show_default=False)
     ] = "",
-    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="The delimiter of CSV cells, or 'tab'.")] = ",",
+    delimiter: Annotated[str, typer.Option(metavar="CHARACTER", help="The delimiter of CSV cells, or 'tab'.")] = COMMA,
     batch: Annotated[int, typer.Option(metavar="N", help="How many lines are stored at once.")] = BATCH,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long to wait while the queue is full.")] = "30s",
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip bad lines and count them.")] = False,
@@ -158,6 +159,10 @@ def produce(
     check_range("--batch", batch, 1, MAX_BATCH_ITEMS)
     seconds = option_values.parse_duration(timeout, "--timeout")
     split = _split(lines, jsonl, csv, form)
+    if split != "csv" and (columns or delimiter != COMMA):
+        raise CommandFailed(f"--{'columns' if columns else 'delimiter'} is for CSV; add --csv, or leave it out")
+    if skip_bad and not split:
+        raise CommandFailed("--skip-bad is for several items; add --lines, --jsonl or --csv, or leave it out")
     fields = _fields(options, split)
     make = partial(_item, parse_item_options(options, header or ()))
     with ExitStack() as stack:
