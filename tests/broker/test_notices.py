@@ -232,8 +232,9 @@ def test_a_full_disk_is_logged(lines: LogLines) -> None:
     lines.take()
     files.set_free_bytes(10)
     for _ in range(2):
-        with pytest.raises((StorageFailed, OutcomeUnknown)):
+        with pytest.raises((StorageFailed, OutcomeUnknown), match="; free some space, then send the request again") as refused:
             queue.produce("b" * 1_000)
+        assert str(refused.value).count("the disk is full") == 1, "said once"
     ((level, text),) = lines.take()
     assert level == "WARNING" and text.startswith("partition 0 of queue 'q' is failing: ") and "the disk is full" in text
     (warning,) = [warning for warning in queue.stats().warnings if "failing" in warning]

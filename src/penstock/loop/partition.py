@@ -60,6 +60,7 @@ NOT_WRITTEN = 1 << 63
 """Higher than every sequence of a frame."""
 Appended: TypeAlias = tuple[int, list[Record], Moment]
 """The sequence of the records' last frame, the records, and their time."""
+_UNDONE = "storage failed, and nothing was changed; send the request again"
 _NEEDS_NO_SYNC = (Leased, PassedOver, CallAnswered, ProgressSet)
 
 
@@ -173,7 +174,7 @@ class Partition:
         """
         if self._failure is not None or self._undone:  # interrupted while a failure was handled
             self.reopen()
-            raise self._failure or StorageFailed("storage failed during the turn and everything in it was undone; run it again")
+            raise self._failure or StorageFailed(_UNDONE)
         self._answered += [*self._appended, (NOT_WRITTEN, self._staged, self._turn)]
         self._staged, self._appended = [], []
         self._reset_and_open()
@@ -345,9 +346,7 @@ class Partition:
         self._check_usable()
         if self._undone:
             self.reopen()
-            raise StorageFailed(
-                f"storage failed during the turn and everything in it was undone ({commit_error or 'reading'}); run it again"
-            )
+            raise StorageFailed(_UNDONE if commit_error is None else f"nothing was changed: {commit_error}")
         if failure is not None:
             self._fail(failure)
         self._clear_unsynced()
@@ -424,7 +423,8 @@ class Partition:
         try:
             self.reopen()
         except PenstockError as worse:
-            what = f"storage failed ({error}) and was not rolled back ({worse}); repeat with the same request id"
+            undoing = "" if str(worse) == str(error) else f", and undoing it failed ({worse})"
+            what = f"it is not known what was stored{undoing}; use the same request id again: {error}"
             self._commit_error = OutcomeUnknown(what)  # for the other requests of this turn
             raise OutcomeUnknown(what) from worse
         raise error
