@@ -226,7 +226,7 @@ def test_a_lease_that_this_program_settled_says_so(queue: Queue) -> None:
     completed.complete()
     retried.retry()
     buried.bury()
-    refused = [completed.retry, completed.extend, retried.complete, buried.complete]
+    refused: list[Callable[[], object]] = [completed.retry, completed.extend, retried.complete, buried.complete]
     for lease, settle in zip((completed, completed, retried, buried), refused, strict=True):
         state = lease.state
         with pytest.raises(LeaseLost, match=f"^item {lease.id} was {state} already under this lease; settle each lease once$"):
