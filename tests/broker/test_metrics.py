@@ -12,9 +12,10 @@ import pytest
 
 from penstock.loop import requests
 from penstock.loop.item_events import events
-from penstock.loop.requests import LeaseRequest, ProduceRequest
+from penstock.loop.requests import LeaseRequest, ProduceRequest, SettlePart
 from penstock.operations import ClearItems, PauseQueue, ReadMetrics, SeekItems
 from penstock.reports import BrokerMetrics, Durations, PartitionMetrics, QueueMetrics
+from penstock.rules.commands import Settled
 from penstock.words.clock import SECOND
 from penstock.words.errors import LeaseLost, PenstockError, QueueBusy
 from tests.broker.broker_under_test import BrokerUnderTest, LeasedItems, batch_of, keys_at, refusal
@@ -56,6 +57,21 @@ def test_what_was_done_is_counted(broker: BrokerUnderTest) -> None:
     assert found.requests["produce"] == 1 and found.requests["lease"] == 1 and found.requests["retry"] == 1
     assert found.errors == {"lease_lost": 1}
     assert found.latencies["produce"].count == 1
+
+
+def test_items_that_their_lease_no_longer_holds_are_counted_as_refused(broker: BrokerUnderTest) -> None:
+    queue = broker.create()
+    queue.produce("a", "b")
+    held = queue.lease(2)
+    (part,) = held.parts
+    one = SettlePart(part.partition, part.lease, [0])
+    queue.settle("complete", [one])
+    (answer,) = queue.settle("retry", [one])
+    assert isinstance(answer, Settled) and answer.refused == [0], "the lease still holds the other item"
+    assert measured(broker).errors == {"lease_lost": 1}
+    broker.advance(3600)
+    queue.settle("extend", [SettlePart(part.partition, part.lease)])
+    assert measured(broker).errors == {"lease_lost": 2}
 
 
 def test_each_partition_has_its_own_counters(broker: BrokerUnderTest) -> None:

@@ -11,7 +11,7 @@ from threading import Lock
 
 from penstock.loop.histogram import TURN_BOUNDS, Histogram
 from penstock.loop.requests import ProduceRequest, Request, SettleRequest
-from penstock.words.errors import PenstockError, Refused
+from penstock.words.errors import LeaseLost, PenstockError, Refused
 
 
 class Meter:
@@ -51,15 +51,17 @@ class Meter:
                 found = self.latencies[verb] = Histogram()
             found.add(now - request.entered_at)
             if request.error is not None:
-                self._refused(request.error)
+                self._refused(request.error.code)
             elif type(request) is SettleRequest:
                 for one in request.answer:
                     if type(one) is Refused:
-                        self._refused(one)
+                        self._refused(one.code)
+                    elif one.refused:  # the lease does not hold these items, though perhaps others
+                        self._refused(LeaseLost.code)
             elif type(request) is ProduceRequest:
                 for part in request.answer:
                     if part.refused is not None:
-                        self._refused(part.refused)
+                        self._refused(part.refused.code)
 
     def rejected(self, error: PenstockError) -> None:
         """Count a request that no turn took. Any thread may call this."""
@@ -72,5 +74,5 @@ class Meter:
             rejected = dict(self._rejected)
         return {code: self.errors.get(code, 0) + rejected.get(code, 0) for code in {**self.errors, **rejected}}
 
-    def _refused(self, error: PenstockError | Refused) -> None:
-        self.errors[error.code] = self.errors.get(error.code, 0) + 1
+    def _refused(self, code: str) -> None:
+        self.errors[code] = self.errors.get(code, 0) + 1
