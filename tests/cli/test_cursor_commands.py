@@ -41,6 +41,18 @@ def test_a_cursor_may_begin_at_the_end(lines_cli: CommandLine) -> None:
     assert lines_cli.json("cursor", "show", "lines", "tail")["lag"] == 1
 
 
+def test_a_position_beyond_the_end_is_refused(lines_cli: CommandLine) -> None:
+    lines_cli.run("cursor", "create", "lines", "audit", "--start", "0-2")
+    before = lines_cli.json("cursor", "list", "lines")
+    beyond = [["cursor", "create", "lines", "new", "--start"], ["cursor", "seek", "lines", "audit"], ["queue", "seek", "lines"]]
+    for words in beyond:
+        said = lines_cli.refused(*words, "0-6")
+        assert said == "there is no item 0-6, partition 0 ends before 0-5; give that at most"
+        assert "has no partition 7" in lines_cli.refused(*words, "7-0")
+    assert lines_cli.json("cursor", "list", "lines") == before
+    assert lines_cli.json("cursor", "seek", "lines", "audit", "0-5")["lag"] == 0, "the next item is the end"
+
+
 def test_a_cursor_that_is_not_there_is_not_made_by_mistake(lines_cli: CommandLine) -> None:
     lines_cli.run("cursor", "create", "lines", "audit")
     for args in (["show", "lines", "adit"], ["seek", "lines", "adit", "newest"], ["delete", "lines", "adit", "-y"]):

@@ -17,6 +17,7 @@ from penstock.cli.command_tree import QueueArgument, YesOption, command
 from penstock.cli.failures import NOT_FOUND, CommandFailed
 from penstock.operations import FindOffsets
 from penstock.words.errors import InvalidRequest
+from penstock.words.ids import format_id
 
 group = typer.Typer(no_args_is_help=True, help="List, create, move and delete cursors: reading positions in a queue.")
 
@@ -71,6 +72,7 @@ def create(
         found = broker.queue(queue)
         if name in found.cursors():
             raise CommandFailed(f"queue {queue} has a cursor {name!r} already; `penstock cursor seek` moves it")
+        refuse_beyond_end(found, cursor_start(where))
         found.cursor(name, start=where)
         report = _report(found, name)
     _print_report(session, report)
@@ -88,6 +90,7 @@ def seek(
     with session.broker() as broker:
         found = broker.queue(queue)
         _report(found, name)  # `queue.cursor` would create one that does not exist
+        refuse_beyond_end(found, cursor_start(where))
         found.cursor(name).seek(where)
         report = _report(found, name)
     _print_report(session, report)
@@ -117,6 +120,17 @@ def _parse_start(text: str, option: str) -> Start:
         except CommandFailed:
             raise CommandFailed(f"{option} is {text!r}; give oldest, newest, a time as 2030-01-31T08:00:00Z, or an item's id") from None
     return text
+
+
+def refuse_beyond_end(queue: Queue, at: dict[int, int] | str | int) -> None:
+    """Raise for the offset of an item that is not produced yet, except the next one: that is the end of its partition."""
+    if not isinstance(at, dict):
+        return
+    ends = queue.home.call(FindOffsets(queue=queue.incarnation, at="newest"))
+    for partition, offset in at.items():
+        if offset > ends.get(partition, offset):  # a partition that does not exist is refused later
+            end = format_id(partition, ends[partition])
+            raise CommandFailed(f"there is no item {format_id(partition, offset)}, partition {partition} ends before {end}; give that at most")
 
 
 def _reports(queue: Queue) -> list[CursorReport]:

@@ -13,10 +13,12 @@ from penstock.api.options import QueueInfo, to_catalog
 from penstock.cli import option_values, text_output
 from penstock.cli.command_context import CommandContext
 from penstock.cli.command_tree import PartitionOption, QueueArgument, YesOption, command
+from penstock.cli.cursors import refuse_beyond_end
 from penstock.cli.failures import CommandFailed
 from penstock.cli.option_values import DURABILITY, QUEUE_OPTIONS, STORAGE_OPTIONS, option_parameters, parse_queue_options
 from penstock.rules.options import OPTION_NAMES, Options, merged
 from penstock.rules.options import check_name as check_queue_name
+from penstock.words.ids import parse_id
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_PARTITIONS, check_range
 
 group = typer.Typer(no_args_is_help=True, help="Create, list, change and delete queues.")
@@ -349,7 +351,10 @@ def seek(
     if skip:
         session.confirm(f"completes, without handling them, the items of queue {queue} that wait before {id or at}", yes)
     with session.broker() as broker:
-        items = broker.queue(queue).seek(id, at=moment, skip=skip)
+        found = broker.queue(queue)
+        if id is not None:
+            refuse_beyond_end(found, dict([parse_id(id)]))
+        items = found.seek(id, at=moment, skip=skip)
     field, said = ("skipped", "skipped") if skip else ("ready_again", "ready again")
     session.print_answer({"queue": queue, field: items}, f"{text_output.format_count(items, 'item')} {said}")
 
