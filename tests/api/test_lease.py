@@ -232,7 +232,7 @@ def test_a_lease_that_this_program_settled_says_so(queue: Queue) -> None:
         with pytest.raises(LeaseLost, match=f"^item {lease.id} was {state} already under this lease; settle each lease once$"):
             settle()
         assert lease.state == state
-    with pytest.raises(LeaseLost, match="^items .* were buried or retried already under this lease; settle each lease once$"):
+    with pytest.raises(LeaseLost, match=r"^items .* were buried or retried already under this lease; settle each lease once$"):
         queue.complete([retried, buried])
 
 

@@ -93,7 +93,7 @@ def test_a_failure_within_a_turn_also_fails_its_commit() -> None:
     with pytest.raises(StorageFailed):
         part.run(AcquireLease(2))  # must look at keys, and writes first what the turn has
     files.clear_faults()
-    with pytest.raises(StorageFailed, match="^storage failed, and nothing was changed; send the request again$"):
+    with pytest.raises(StorageFailed, match=r"^storage failed, and nothing was changed; send the request again$"):
         part.commit()
     assert part.state.next_offset == 1
     part.run(Produce(Batch([b"again"])))

@@ -123,14 +123,14 @@ def _parse_start(text: str, option: str) -> Start:
 
 
 def refuse_beyond_end(queue: Queue, at: dict[int, int] | str | int) -> None:
-    """Raise for the offset of an item that is not produced yet, except the next one: that is the end of its partition."""
+    """Raise for an item that is not produced yet, except the next one: that is the end of its partition."""
     if not isinstance(at, dict):
         return
     ends = queue.home.call(FindOffsets(queue=queue.incarnation, at="newest"))
     for partition, offset in at.items():
         if offset > ends.get(partition, offset):  # a partition that does not exist is refused later
-            end = format_id(partition, ends[partition])
-            raise CommandFailed(f"there is no item {format_id(partition, offset)}, partition {partition} ends before {end}; give that at most")
+            item, end = format_id(partition, offset), format_id(partition, ends[partition])
+            raise CommandFailed(f"there is no item {item}, partition {partition} ends before {end}; give that at most")
 
 
 def _reports(queue: Queue) -> list[CursorReport]:

@@ -130,6 +130,6 @@ def holder_of(directory: str) -> LockHolder | None:
 
 
 def holds_broker(directory: str, *, may_be_foreign: bool = False) -> bool:
-    """Whether this directory contains a broker. One with files of other programs is refused, unless it `may_be_foreign`."""
+    """Whether this directory contains a broker. One with other files is refused, unless it `may_be_foreign`."""
     files = SystemFiles()
     return read_marker(files, os.path.abspath(directory), may_be_foreign=may_be_foreign) is not None or files.exists(f"{directory}/{LOGS}")

@@ -1,7 +1,7 @@
 """Durations and sizes as text: "30s", "1d12h", "64MiB".
 
-Owns: `parse_duration`, `parse_size` and `format_seconds`. A text that cannot be parsed raises InvalidRequest, which names what was given
-and shows how to write it.
+Owns: `parse_duration`, `parse_size` and `format_seconds`. A text that cannot be parsed raises InvalidRequest, which
+names what was given and shows how to write it.
 """
 
 import re
