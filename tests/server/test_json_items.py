@@ -85,7 +85,7 @@ def test_an_item_may_have_a_dedup_window_of_its_own(client: JsonClient, broker: 
     (short, usual) = ({"dedup_id": "a", "dedup_window": "1ms"}, {"dedup_id": "b"})
     client.ok("queue.produce", queue_name="windows", items=[short, usual])
     wait_until(lambda: client.ok("queue.produce", queue_name="windows", items=[short])["items"][0]["id"] != "0-0")
-    assert client.ok("queue.produce", queue_name="windows", items=[usual]) == {"items": [{"id": "0-1"}]}
+    assert client.ok("queue.produce", queue_name="windows", items=[usual]) == {"items": [{"id": "0-1", "duplicate": True}]}
     assert client.refused("queue.produce", queue_name="windows", items=[{"dedup_window": 5}])[:2] == (400, "invalid_request")
     assert client.refused("queue.produce", queue_name="windows", items=[{"dedup_id": "c", "dedup_window": 0}])[:2] == (
         400,
