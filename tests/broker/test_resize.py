@@ -210,7 +210,7 @@ def test_the_last_partition_may_be_drained_too(broker: BrokerUnderTest) -> None:
     assert broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=0)).active == [1]
     queue.produce("new", key="k")
     assert queue.drain(1) == ["old", "new"]
-    with pytest.raises(InvalidRequest, match="partition 7 takes no items; those that do are"):
+    with pytest.raises(InvalidRequest, match="queue 'q' has no partition 7; those that take items are"):
         broker.embedded.call(SetReadOnly(queue=queue.incarnation, partition=7))
 
 

@@ -54,7 +54,7 @@ def test_a_second_interrupt_ends_a_worker_at_once(orders_cli: CommandLine) -> No
         one.interrupt()
         one.wait_for("draining: 1 item")
         one.interrupt()
-        assert one.end() == 0
+        assert one.end() == 1
         found = one.lines()
         *_, drains, second, ended, answer, _ = found
         assert "draining: 1 item is being handled" in json.loads(drains)["message"], found

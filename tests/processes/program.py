@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def new_item(process: Process, rng: random.Random) -> tuple[NewItem, Facts]:
         options["priority"] = rng.randrange(10)
     chance = rng.random()
     if chance < 0.1:
-        options["at"] = time.time() + rng.uniform(0.1, 0.8)
+        options["at"] = datetime.now(UTC) + timedelta(seconds=rng.uniform(0.1, 0.8))
         facts["scheduled"] = True
     elif chance < 0.25:
         number = int(time.monotonic() / 3) * 4 + rng.randrange(4)  # so that processes meet at one id, for a few seconds

@@ -12,7 +12,6 @@ import random
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,8 +103,7 @@ def item_body(item: NewItem) -> Facts:
     assert isinstance(item.payload, str)
     found = {"utf8": item.payload, "key": item.key, "priority": item.priority, "dedup_id": item.dedup}
     if item.at is not None:
-        assert isinstance(item.at, float)
-        found["enqueue_at"] = datetime.fromtimestamp(item.at, UTC).isoformat()
+        found["enqueue_at"] = item.at.isoformat()
     return {name: value for name, value in found.items() if value is not None}
 
 

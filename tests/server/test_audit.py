@@ -133,8 +133,8 @@ def test_refusals_are_bounded_and_other_lines_are_not(recorded: Recorded) -> Non
 def test_parameters(recorded: Recorded) -> None:
     assert recorded.parameters(PauseQueue(queue=QUEUE, lease=True, partition=0)) == {"lease": True, "partition": 0}
     assert recorded.parameters(ClearItems(queue=QUEUE, states=["ready", "buried"])) == {"states": ["ready", "buried"]}
-    assert recorded.parameters(SeekItems(queue=QUEUE, start={0: 5, 1: 6})) == {"start": {"0": 5, "1": 6}}
-    assert recorded.parameters(SeekItems(queue=QUEUE, start=START_WALL)) == {"start": START_WALL}
+    assert recorded.parameters(SeekItems(queue=QUEUE, start={0: 5, 1: 6})) == {"start": {"0": 5, "1": 6}, "skip": False}
+    assert recorded.parameters(SeekItems(queue=QUEUE, start=START_WALL)) == {"start": START_WALL, "skip": False}
     assert recorded.parameters(RedriveItems(queue=8, to=QUEUE)) == {"to": "orders", "items": "all"}
     assert recorded.parameters(RedriveItems(queue=8, to=99, items={0: [1, 2], 1: [3]})) == {"to": f"{99:016x}", "items": 3}
     assert recorded.parameters(ReleaseKey(queue=QUEUE, key=123)) == {}

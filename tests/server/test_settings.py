@@ -140,7 +140,7 @@ def test_every_setting_can_be_given_as_text() -> None:
         ("[tls]\nkey = 'server.key'", "tls.cert is missing; name the file"),
         ("queues = 1", "FILE: queues is 1; give a table for each queue"),
         ("[queues]\norders = 1", "FILE: queues.orders: it is 1; give a table, such as [queues.orders]"),
-        ("[queues.orders]\npartitons = 1", "FILE: queues.orders: partitons is unknown; use any of partitions, lease_timeout, "),
+        ("[queues.orders]\npartitons = 1", "FILE: queues.orders: partitons is unknown; use any of partitions, resize, lease_timeout, "),
         (
             "[queues.orders.dead]\npartitions = 1",
             'FILE: queues.orders: dead is unknown (a name with dots is written [queues."orders.dead"])',

@@ -31,9 +31,9 @@ def run_all(simulation: type[PartitionSimulation] | type[BrokerSimulation]) -> N
     "change", [KeyLines.drop_stale_heads, lambda keys: keys.line(7)], ids=["stale heads are dropped", "a line is created"]
 )
 def test_a_decision_that_changes_something_is_seen(change: Callable[[KeyLines], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    def free(self: KeyLines, lane: int) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+    def free(self: KeyLines, lane: int, want: int = 1) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
         change(self)
-        return right(self, lane)
+        return right(self, lane, want)
 
     right = KeyLines.free_lines
     monkeypatch.setattr(KeyLines, "drop_stale_heads", lambda self: None)

@@ -276,7 +276,10 @@ def test_events_are_what_the_broker_tells(spark: SparkSession, buried_items: tup
         for id, found in by_id.items():
             told = [event for event in broker.queue(name).history(id) if (event.queue, event.id) == (name, id)]
             wanted = [
-                (one.event, one.at, one.attempt, one.reason or None, one.consumer or None, f"{one.lease:x}" if one.lease else None)
+                (
+                    *(one.event, round(one.at.timestamp() * 1e6), one.attempt, one.reason or None, one.consumer or None),
+                    f"{one.lease:x}" if one.lease else None,
+                )
                 for one in told
             ]
             assert [(row.event, row.at, row.attempt, row.reason, row.consumer, row.lease) for row in found] == wanted

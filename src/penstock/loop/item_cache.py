@@ -88,15 +88,22 @@ class Items(NamedTuple):
 class LeasedItems(NamedTuple):
     """Leased items that were produced together, in the order leased."""
 
-    runs: list[int]
-    """Flat runs of their offsets, in the same order."""
+    places: int | list[int]
+    """Where they are: the offset of the first of consecutive items; else flat runs of their offsets, in their order."""
     batch: Batch
     produced_at: int
 
     @property
+    def runs(self) -> list[int]:
+        """Flat runs of their offsets, in their order."""
+        places = self.places
+        return [places, places + len(self.batch)] if isinstance(places, int) else places
+
+    @property
     def offsets(self) -> Sequence[int]:
         """Their offsets, in order. They are made at each call."""
-        return range(*self.runs) if len(self.runs) == 2 else offsets(self.runs)
+        places = self.places
+        return range(places, places + len(self.batch)) if isinstance(places, int) else offsets(places)
 
 
 CachedItems: TypeAlias = FrameColumns | ProducedItems
@@ -120,7 +127,7 @@ def leased_items(parts: Iterable[tuple[CachedItems, int, int]]) -> list[LeasedIt
     for cached, same in groupby(parts, itemgetter(0)):
         runs = [edge for _, start, stop in same for edge in (start, stop)]
         batch = cached.batch(*runs) if len(runs) == 2 else cached.gather(offsets(runs))
-        found.append(LeasedItems(runs, batch, cached.wall))
+        found.append(LeasedItems(runs[0] if len(runs) == 2 else runs, batch, cached.wall))
     return found
 
 

@@ -94,7 +94,7 @@ class Loop:
         try:
             first = request.entered_at
             while not request.done:
-                if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
+                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
                     try:
                         own = self._run_turns(request, first)
                     finally:
