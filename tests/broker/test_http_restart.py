@@ -14,7 +14,7 @@ from tests.broker.test_http_home import WAIT
 def test_calls_and_waiting_leases_carry_on_when_the_server_is_killed(tmp_path: Path) -> None:
     produced: set[str] = set()
     found: SimpleQueue[str] = SimpleQueue()
-    enough, done = threading.Event(), threading.Event()
+    enough, done, all_produced = threading.Event(), threading.Event(), threading.Event()
     with ServerProcess(tmp_path / "data") as server, penstock.open(server.url) as broker:
         queue = broker.create_queue("orders", partitions=3)
         quiet = broker.create_queue("quiet")
@@ -32,13 +32,13 @@ def test_calls_and_waiting_leases_carry_on_when_the_server_is_killed(tmp_path: P
                     enough.set()
 
         def consume() -> None:
-            while not done.is_set() or queue.stats().ready:
+            while not all_produced.is_set() or queue.stats().ready:
                 for lease in queue.lease(10, wait=0.5):
                     lease.complete()
                     found.put(lease.item.value)
 
-        threads = [threading.Thread(target=produce, args=(number,)) for number in range(3)] + [threading.Thread(target=consume)]
-        for thread in threads:
+        producers, consumer = [threading.Thread(target=produce, args=(number,)) for number in range(3)], threading.Thread(target=consume)
+        for thread in (*producers, consumer):
             thread.start()
         for _ in range(2):
             assert enough.wait(WAIT)
@@ -50,8 +50,10 @@ def test_calls_and_waiting_leases_carry_on_when_the_server_is_killed(tmp_path: P
                 threading.Event().wait(0.005)
             enough.set()
         done.set()
-        for thread in threads:
+        for thread in producers:
             thread.join()
+        all_produced.set()
+        consumer.join()
         values = [found.get() for _ in range(found.qsize())]
         assert sorted(values) == sorted(produced) and len({*values}) == len(values)
         for number in range(3):

@@ -189,7 +189,7 @@ def test_when_undoing_fails_the_outcome_is_unknown_and_commands_are_refused_unti
     partition = on_disk(files, clock)
     partition.run(Produce(items("a")))
     files.set_read_only()
-    with pytest.raises(OutcomeUnknown, match="; repeat with the same request id"):
+    with pytest.raises(OutcomeUnknown, match="it is not known what was stored, and undoing it failed "):
         partition.commit()
     with pytest.raises(StorageFailed, match="; reopen it"):
         partition.run(AcquireLease(1))
