@@ -57,7 +57,8 @@ def test_a_consumer_right_ends_while_a_large_write_is(file_broker: BrokerUnderTe
     assert len(bulk.drain()) == 8
 
 
-def test_what_is_small_is_adopted_when_the_broker_is_open(tmp_path: Path) -> None:
+def test_what_is_small_is_adopted_when_the_broker_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox, "OPENING_SECONDS", 60)  # else a busy machine may take longer
     broker = BrokerUnderTest(DirectoryStorage(tmp_path), threaded=True)
     queue, other = broker.create(), OtherProcess(SystemFiles(), str(tmp_path / "data"))
     broker.embedded.inbox.stop()
