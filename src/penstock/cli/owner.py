@@ -7,7 +7,7 @@ owns the directory and does nothing else: it waits while another process is the 
 import os
 import re
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from threading import Event
@@ -131,8 +131,9 @@ def own(
             _wait(session, home)
         document = {"pid": os.getpid(), "host": os.uname().nodename, "directory": home.broker.directory}
         session.print_next_answer(document, f"process {os.getpid()} owns {home.broker.directory}")
-        while True:  # not `signal.pause`: a signal that comes right before that call would not end it
-            time.sleep(1)
+        forever = threading.Event()
+        while not forever.wait(CHECK_SECONDS):  # not `signal.pause`: a signal that comes right before that call would not end it
+            pass
 
 
 @contextmanager
