@@ -15,7 +15,7 @@ from penstock.loop import retention as planning
 from penstock.loop.item_cache import BlockCache, CachedItems, ItemCache
 from penstock.loop.partition import Partition
 from penstock.loop.partition_reader import RetainedItems, retained_runs
-from penstock.rules import admin, machine, records, retention, settle, timers, waiting_items
+from penstock.rules import admin, machine, records, removal, retention, settle, timers, waiting_items
 from penstock.rules.calendar import Calendar, CalendarEntry, NewTimes
 from penstock.rules.calls import CallMemory, CallName, RememberedAnswer
 from penstock.rules.commands import Seek, Settled
@@ -154,7 +154,7 @@ def a_rescheduled_item_keeps_its_position_in_its_lane(patch: Patch) -> None:
 def a_cancelled_back_off_still_holds_its_key(patch: Patch) -> None:
     def apply(state: State, record: records.Cancelled, now: Moment) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(waiting_items, "_leave_lines", lambda state, runs, keys: None)
+            inner.setattr(removal, "leave_lines", lambda state, runs, keys: None)
             waiting_items.apply_cancelled(state, record, now)
 
     patch.setitem(machine._APPLY, records.Cancelled, apply)

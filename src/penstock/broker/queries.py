@@ -368,14 +368,10 @@ def _held_key(handle: PartitionView, key: int, line: KeyLine) -> HeldKey | None:
 
 def items(queue: QueueView, query: ListItems) -> list[ListedItemData]:
     """The items in the given states, by partition and offset."""
-    after, limit = query.after, query.limit
-    wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
+    limit = query.limit
+    wanted = _wanted_states(query.states)
     found: list[ListedItemData] = []
-    for handle in sorted(queue.usable(), key=lambda one: one.number):
-        if after is not None and handle.number < after[0]:
-            continue
-        start = _start_after(handle, after)
-        queue.touch(handle)
+    for handle, start in _partitions_after(queue, query.after):
         before = len(found)
         while len(found) == before and (there := _in_states(handle.state, wanted, start)):  # again while all items read are lost
             runs = first_of(there.runs, _bounded(handle, limit - len(found)))
@@ -392,14 +388,9 @@ def find_items(queue: QueueView, query: FindItems) -> FoundItems:
     """One step of a scan for items by key and reference. StorageFailed at its end when a partition cannot be read."""
     if query.key is None and query.reference is None:
         raise InvalidRequest("neither a key nor a reference is given; give one of them, or list the items")
-    after, left = query.after, FIND_ITEMS
-    wanted = [ItemState(state) for state in query.states] if query.states else list(ItemState)
+    left, wanted = FIND_ITEMS, _wanted_states(query.states)
     found: list[ListedItemData] = []
-    for handle in sorted(queue.usable(), key=lambda one: one.number):
-        if after is not None and handle.number < after[0]:
-            continue
-        start = _start_after(handle, after)
-        queue.touch(handle)
+    for handle, start in _partitions_after(queue, query.after):
         while there := _in_states(handle.state, wanted, start):
             runs = first_of(there.runs, _bounded(handle, left, FIND_BYTES))
             found += _matching(handle, runs, query)
@@ -428,9 +419,17 @@ def _matching(handle: PartitionView, runs: list[int], query: FindItems) -> Itera
             yield msgspec.structs.replace(listed, batch=listed.batch.slice(listed.index, listed.index + 1), index=0)
 
 
-def _start_after(handle: PartitionView, after: tuple[int, int] | None) -> int:
-    """The offset at which a page begins in a partition."""
-    return after[1] + 1 if after is not None and handle.number == after[0] else 0
+def _wanted_states(names: Sequence[str]) -> list[ItemState]:
+    """The states of these names; none is all."""
+    return [ItemState(name) for name in names] if names else list(ItemState)
+
+
+def _partitions_after(queue: QueueView, after: tuple[int, int] | None) -> Iterator[tuple[PartitionView, int]]:
+    """The usable partitions in which a page goes on after an item, by number, each with the offset to begin at."""
+    for handle in sorted(queue.usable(), key=lambda one: one.number):
+        if after is None or handle.number >= after[0]:
+            queue.touch(handle)
+            yield handle, after[1] + 1 if after is not None and handle.number == after[0] else 0
 
 
 def _bounded(handle: PartitionView, items: int, size_bytes: int = MAX_BATCH_BYTES) -> int:

@@ -80,7 +80,8 @@ class QueueEngine(CommitTracker):
         self._committing = False
         self._running = []
         usual = len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None
-        self.alone = alone = usual and self._quiet and not self.io_finished
+        due = self._next_visit is not None and now >= self._next_visit
+        self.alone = alone = usual and self._quiet and not self.io_finished and not due
         if not alone:
             self._quiet = False
             for request in taken:
@@ -91,7 +92,7 @@ class QueueEngine(CommitTracker):
         try:
             if not alone:
                 requests_now = self._prepare(taken)
-            if self._next_visit is not None and now >= self._next_visit:
+            if self._next_visit is not None and now >= self._next_visit:  # an opening may have made it due
                 self._visit()
             for request in requests_now:
                 self.attempt(request, self._steps[type(request)])

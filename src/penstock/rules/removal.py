@@ -2,8 +2,8 @@
 
 Owns: when an item is buried (`attempts_exhausted`) and whether that parks its key (`parks_key`); the two ways to make a
 Buried record (`bury_held`, `bury_waiting`); the steps that take items out of their lines (`keys_in_line`,
-`withdraw_items`, `remove_from_line`, `add_burial`) and close what a lease no longer needs (`release_if_unused`,
-`end_if_empty`).
+`withdraw_items`, `leave_lines`, `remove_from_line`, `add_burial`) and close what a lease no longer needs
+(`release_if_unused`, `end_if_empty`).
 """
 
 from collections.abc import Sequence
@@ -76,14 +76,21 @@ def keys_in_line(state: State, chosen: Sequence[int], blocks: BlockSource) -> by
 
 def withdraw_items(state: State, runs: list[int], packed: bytes) -> None:
     """Take waiting items out of their lanes, lines and schedules, and delete their failures."""
+    leave_lines(state, runs, packed)
+    for offset in state.failures.keys() & set(offsets(runs)) if state.failures else ():
+        del state.failures[offset]
+    state.scheduled.remove_all(runs)
+    state.outside_lanes.add_all(runs)
+
+
+def leave_lines(state: State, runs: list[int], packed: bytes) -> None:
+    """Take items out of their key lines; a back-off no longer holds its key."""
+    if not state.passed_over and not state.backing_off:
+        return
     chosen = offsets(runs)
     for offset, key in zip(chosen, unpack_keys_or_none(packed, len(chosen)), strict=True):
         if offset in state.passed_over or offset in state.backing_off:
             remove_from_line(state, offset, key)
-    for offset in state.failures.keys() & set(chosen) if state.failures else ():
-        del state.failures[offset]
-    state.scheduled.remove_all(runs)
-    state.outside_lanes.add_all(runs)
 
 
 def remove_from_line(state: State, offset: int, key: int, *, park: bool = False) -> None:

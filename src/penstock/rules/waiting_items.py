@@ -20,8 +20,8 @@ from penstock.rules.commands import AskAgain, CancelWaiting, ItemCount, ItemOutc
 from penstock.rules.item_states import ItemState
 from penstock.rules.lanes import KEYED
 from penstock.rules.outbox import moved_runs
-from penstock.rules.records import Cancelled, Lost, Record, Rescheduled, Skipped, unpack_keys_or_none
-from penstock.rules.removal import keys_in_line, remove_from_line
+from penstock.rules.records import Cancelled, Lost, Record, Rescheduled, Skipped
+from penstock.rules.removal import keys_in_line, leave_lines, withdraw_items
 from penstock.rules.restore import check_not_in_hole
 from penstock.rules.runs import RunSet, from_offsets, offsets, pairs
 from penstock.rules.state import BlockSource, State, find_blocks, lost_runs
@@ -115,21 +115,14 @@ def _choose(state: State, given: Sequence[int]) -> tuple[ItemOutcomes, list[int]
 
 
 def apply_cancelled(state: State, record: Cancelled, now: Moment) -> None:
-    _resolve(state, record.runs, record.keys)
+    withdraw_items(state, record.runs, record.keys)
+    state.completed.add_all(record.runs)
     state.cancelled.add_all(record.runs)
 
 
 def apply_skipped(state: State, record: Skipped, now: Moment) -> None:
-    _resolve(state, record.runs, record.keys)
-
-
-def _resolve(state: State, runs: list[int], keys: bytes) -> None:
-    _leave_lines(state, runs, keys)
-    for offset in state.failures.keys() & set(offsets(runs)) if state.failures else ():
-        del state.failures[offset]
-    state.scheduled.remove_all(runs)
-    state.outside_lanes.add_all(runs)
-    state.completed.add_all(runs)
+    withdraw_items(state, record.runs, record.keys)
+    state.completed.add_all(record.runs)
 
 
 def apply_rescheduled(state: State, record: Rescheduled, now: Moment) -> None:
@@ -139,7 +132,7 @@ def apply_rescheduled(state: State, record: Rescheduled, now: Moment) -> None:
     in_lanes = RunSet(record.runs).subtract(state.outside_lanes.runs) if state.ready else []
     if in_lanes:  # their extents must not cover them when they become ready at another position
         state.lanes.drop(in_lanes)
-    _leave_lines(state, record.runs, record.keys)
+    leave_lines(state, record.runs, record.keys)
     calendar = state.by_elapsed if record.due else state.by_wall
     when = record.due or record.at
     for offset, tag in zip(offsets(record.runs), record.tags, strict=True):
@@ -163,16 +156,6 @@ def _make_ready(state: State, record: Rescheduled, now: Moment) -> None:
         else:
             into_lane(state, offset, offset + 1, tag, now)
     _tidy_calendars(state)
-
-
-def _leave_lines(state: State, runs: list[int], packed: bytes) -> None:
-    """Take items out of their key lines; a back-off no longer holds its key."""
-    if not state.passed_over and not state.backing_off:
-        return
-    chosen = offsets(runs)
-    for offset, key in zip(chosen, unpack_keys_or_none(packed, len(chosen)), strict=True):
-        if offset in state.passed_over or offset in state.backing_off:
-            remove_from_line(state, offset, key)
 
 
 def _tidy_calendars(state: State) -> None:
