@@ -188,3 +188,24 @@ def test_when_the_thread_that_answers_is_interrupted_all_callers_are_answered(th
         thread.join(WAIT_SECONDS)
         assert not thread.is_alive(), "nobody woke it"
     assert {*texts, "interrupting"} <= set(queue.drain(1_000))
+
+
+def test_after_an_interrupt_at_the_end_of_a_turn_the_next_request_waits_for_the_sync(
+    file_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn ran a single request and had started the sync of its partition."""
+    queue = file_broker.create(partitions=1)
+    queue.produce("first")
+    queue.loop.turn()  # it leaves nothing to do
+    right, interrupts = queue.loop.engine.transfer_step.note_senders, [KeyboardInterrupt()]
+
+    def interrupt() -> bool:
+        if interrupts:
+            raise interrupts.pop()
+        return right()
+
+    monkeypatch.setattr(queue.loop.engine.transfer_step, "note_senders", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        queue.produce("interrupted")
+    assert queue.produce("next")
+    assert queue.drain() == ["first", "interrupted", "next"]

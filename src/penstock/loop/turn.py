@@ -49,9 +49,9 @@ class QueueEngine(CommitTracker):
         self.deferred: list[Request] = []
         """Requests that wait for a partition in I/O."""
         self._running: Sequence[Request] = []
+        """Requests that this turn runs, deferred ones among them."""
         self._quiet = False
         """Whether the last turn left nothing to do: a turn with one usual request need not look for anything else."""
-        """Requests that this turn runs, deferred ones among them."""
         self.running_function: requests.FunctionRequest | None = None
         """The administrative operation that runs now: what it does is remembered for its call."""
         self._resizing = False
@@ -82,8 +82,8 @@ class QueueEngine(CommitTracker):
         usual = len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None
         due = self._next_visit is not None and now >= self._next_visit
         self.alone = alone = usual and self._quiet and not self.io_finished and not due
+        self._quiet = False  # until `_plan` has looked: an interrupt may come before it
         if not alone:
-            self._quiet = False
             for request in taken:
                 if request.first_sent is not None:
                     self._cancel_original(request, taken)
@@ -452,7 +452,6 @@ class QueueEngine(CommitTracker):
                 self.notices.note(logging.INFO, "the resize of queue %r is finished: no key waits for another partition", self.name)
         self.next_run = self._next_visit
         if self.lease_step.waiting or self.produce_step.waiting or self.waiting_for_items or self.handles_in_io:
-            self._quiet = False
             waiting_lists: tuple[Sequence[Request], ...] = (self.produce_step.waiting, self.waiting_for_items)
             ends = [request.deadline for waiting_list in waiting_lists for request in waiting_list if request.deadline]
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]
@@ -463,7 +462,7 @@ class QueueEngine(CommitTracker):
                 earliest = None  # it is answered when the partitions in I/O are done or count as slow
             ends += [when for when in (self._next_visit, earliest) if when is not None]
             self.next_run = min(ends, default=None)
-        elif not self._quiet:
+        else:
             self._quiet = self._has_no_work()
 
     def _has_no_work(self) -> bool:
