@@ -10,7 +10,9 @@ A log never records what another log could still undo: other partitions are read
 on.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TypeVar
 
 from penstock.loop.partition_handle import PartitionHandle
 from penstock.loop.partition_set import PartitionSet
@@ -30,6 +32,7 @@ FENCED_AT_ONCE = 16
 """Partitions whose fences are put up at the same time."""
 DEDUPS_PER_RECORD = 20_000
 """Dedup ids that one record moves."""
+Group = TypeVar("Group", bound=Hashable)
 
 
 class SlotMapChange:
@@ -145,31 +148,31 @@ class ResizeStep:
         """Collect all fences again, after a resize or when a partition was opened."""
         self._stale = False
         self._moved_slots.clear()
-        self._backlogs.clear()
         self._awaited.clear()
         handles = self._partitions.handles.values()
         self._unknown = {handle.number for handle in handles if handle.partition is None and not handle.has_no_fences}
         self.in_progress = not all(handle.fences_ready for handle in handles)
+        found: dict[tuple[int, int], set[int]] = {}  # (old partition, mark) → slots
         for handle in handles:
             for fence in handle.partition.state.keys.fences if handle.partition is not None else ():
                 self.in_progress = True
                 if fence.slots is None:
                     self._awaited.setdefault(fence.source, set()).update(fence.keys)
-                backlog = self._backlogs.setdefault(fence.source, {})
-                raise_marks(backlog, fence.slots or (), fence.mark)
+                found.setdefault((fence.source, fence.mark), set()).update(fence.slots or ())
             if not handle.fences_ready and (handle.partition is not None or handle.summary is not None):
-                self._expect(handle.number, handle.fence_version)
+                for source, mark, slots in self._expected(handle.number, handle.fence_version):
+                    found.setdefault((source, mark), set()).update(slots)
+        self._backlogs = highest_marks([(source, mark, slots) for (source, mark), slots in found.items()])
         if not self.in_progress:
             self._checked.clear()
             for handle in self._partitions.usable():
                 handle.state.keys.freed = None  # stop recording freed keys
 
-    def _expect(self, number: int, version: int) -> None:
-        """Add what a partition will wait for when its fences of later versions are put up."""
+    def _expected(self, number: int, version: int) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """What a partition will wait for when its fences of later versions are put up: (old partition, mark, slots)."""
         for change in self.changes:
             for move in change.arriving.get(number, ()) if change.version > version else ():
-                backlog, mark = self._backlogs.setdefault(move.source, {}), change.marks.get(move.source, ENDLESS)
-                raise_marks(backlog, move.slots, mark)
+                yield move.source, change.marks.get(move.source, ENDLESS), move.slots
 
     def _put_up(self, handle: PartitionHandle, change: SlotMapChange) -> bool:
         """Put up a partition's fences of one change; False when an old partition cannot be read now."""
@@ -418,12 +421,8 @@ def merge_fence_specs(specs: Sequence[FenceSpec]) -> list[FenceSpec]:
 
     Else repeated resizes over the same backlog would double the inherited fences each time.
     """
-    slots: dict[tuple[int, int], dict[int, int]] = {}
-    keys: dict[tuple[int, int], dict[int, int]] = {}
-    for spec in specs:
-        kind, found = (keys, unpack_keys(spec.keys)) if spec.slots is None else (slots, unpack_slots(spec.slots))
-        marks = kind.setdefault((spec.source, spec.since), {})
-        raise_marks(marks, found, spec.mark)
+    slots = highest_marks([((one.source, one.since), one.mark, unpack_slots(one.slots)) for one in specs if one.slots is not None])
+    keys = highest_marks([((one.source, one.since), one.mark, unpack_keys(one.keys)) for one in specs if one.slots is None])
     for group, marks in keys.items():
         whole = slots.get(group, {})
         keys[group] = {key: mark for key, mark in marks.items() if mark > whole.get(key & SLOT_MASK, -1)}
@@ -437,12 +436,12 @@ def merge_fence_specs(specs: Sequence[FenceSpec]) -> list[FenceSpec]:
     ]
 
 
-def raise_marks(marks: dict[int, int], chosen: Iterable[int], mark: int) -> None:
-    """Raise the marks of the chosen slots or keys to at least `mark`."""
-    raised = dict.fromkeys(chosen, mark)
-    for one in marks.keys() & raised.keys() if marks else ():
-        raised[one] = max(mark, marks[one])
-    marks.update(raised)
+def highest_marks(found: Iterable[tuple[Group, int, Iterable[int]]]) -> dict[Group, dict[int, int]]:
+    """The highest mark of each slot or key, by group; `found`: (group, mark, slots or keys)."""
+    marks: dict[Group, dict[int, int]] = {}
+    for group, mark, chosen in sorted(found, key=itemgetter(1)):  # ascending: the highest mark stays
+        marks.setdefault(group, {}).update(dict.fromkeys(chosen, mark))
+    return marks
 
 
 def _by_mark(marks: Mapping[int, int]) -> list[tuple[int, list[int]]]:
