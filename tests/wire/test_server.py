@@ -153,12 +153,13 @@ def test_an_operation_that_cannot_be_understood_is_refused_and_the_connection_go
 # -- clients that are killed ---------------------------------------------------------------------------------
 
 
-def test_a_client_killed_at_any_byte_of_a_message_leaves_all_or_nothing(broker: penstock.Broker) -> None:
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
+def test_a_client_killed_at_any_byte_of_a_message_leaves_all_or_nothing(broker: penstock.Broker, step: int) -> None:
     """Real processes, killed by SIGKILL when so many bytes were sent and no answer was read."""
     message = bytes(encode_message(CALL, 1, produce(broker, "x", Call(b"s" * 16, 1))))
     queue = broker.queue("q")
     queue.produce(b"first")  # its partition is open: a whole message is taken before the end of its connection is read
-    for sent in range(len(message) + 1):
+    for sent in range(len(message), -1, -step):
         session = sent.to_bytes(16, "big")
         message = bytes(encode_message(CALL, 1, produce(broker, "x", Call(session, 1))))
         client = RawClient(broker)
@@ -175,7 +176,7 @@ def test_a_client_killed_at_any_byte_of_a_message_leaves_all_or_nothing(broker: 
         assert os.WTERMSIG(status) == signal.SIGKILL
     while owner_of(broker)._server.clients():  # type: ignore[union-attr]
         pass
-    assert queue.stats().ready == 2  # only the last message was whole
+    assert queue.stats().ready == 2  # only the first message was whole
 
 
 def test_items_leased_for_a_client_that_is_gone_are_returned_at_once(broker: penstock.Broker) -> None:

@@ -40,12 +40,10 @@ AVOID_FOR = 5 * SECOND
 """After a sync of more than PROMPT it is avoided for AVOID_FOR: by items without a key, and by callers' syncs."""
 IDLE_AFTER, RETIRED_IDLE_AFTER = 60 * SECOND, SECOND
 """A partition without activity for so long is closed: an active one, and a retired one that takes no new items."""
-CLOSED_WALL_CHECK = 10 * SECOND
-WALL_CHECK = 1 * SECOND
+CLOSED_WALL_CHECK, WALL_CHECK = 10 * SECOND, SECOND
+"""Wall time may jump, so timers on it are checked this often: of closed and of open partitions."""
 SLOW_TIMERS_EVERY = 200 * MILLISECOND
 """How often, at most, the times of closing and of retention are computed."""
-"""Wall time may jump, so timers on it are checked this often: of closed and of open partitions."""
-
 
 OpenPartition: TypeAlias = Callable[[int, Callable[[], None]], Partition]
 """Opens the partition of a number; calls the function when the log is replayed."""
@@ -86,10 +84,10 @@ class PartitionHandle:
         self.io_since = 0
         self._unclaimed: list[bool] = []
         self.idle_after = IDLE_AFTER
+        """It is closed after so long without activity."""
         self._slow_timers_at = 0
         self._slow_timers_until = 0
         """When `_slow_timers_at` must be computed again."""
-        """It is closed after so long without activity."""
         self.io_began_at = 0
         """When a thread began its I/O; 0 while it waits for a thread. Set from any thread."""
         self.slow = False
