@@ -89,7 +89,7 @@ class Loop:
         """Run a request and give its answer. This thread runs the turn unless another one does."""
         if is_held_here(self._turning):
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
-        request.make_wakeup(self._answered)
+        request.wait_in_thread(self._answered)
         self.enter(request)
         try:
             first = request.entered_at

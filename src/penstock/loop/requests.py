@@ -33,33 +33,38 @@ class Request:
     request: bytes | None = None
     """The user's request id."""
 
+    # What most requests keep is in the class: making a request sets little.
+    calls: tuple[CallName, ...] = ()
+    """The names under which partitions remember it: its call in a session, and its request id."""
+    may_be_known = False
+    """Whether partitions may remember it: it repeats a call, or has a request id."""
+    first_sent: int | None = None
+    """Of the repetition of a call: when the call was first sent."""
+    answer: Any = None
+    error: PenstockError | None = None
+    done = False
+    cancelled = False
+    """Whether the caller has stopped waiting."""
+    deferred = False
+    """Whether it has waited for a partition in I/O."""
+    undo_count = 0
+    """How often a turn that had taken it was undone."""
+    entered_at = 0
+    give_up_at = 0
+    """When its caller stops waiting for a turn to take it."""
+    on_done: "Callable[[Any], None] | None" = None
+    asleep = False
+    """Whether its caller's thread sleeps, and may be woken by another caller."""
+    _answered_callers: "AnsweredCallers | None" = None
+    _wakeup: "SimpleQueue[None] | None" = None
+    """Made when its caller's thread first sleeps."""
+    _woken = False
+    """Whether its caller's thread was woken, perhaps before it slept."""
+
     def __init__(self, deadline: int = 0, call: Call | None = None) -> None:
         self.deadline = deadline
         self.call = call
-        self.calls: tuple[CallName, ...] = ()
-        """The names under which partitions remember it: its call in a session, and its request id."""
-        self.may_be_known = False
-        """Whether partitions may remember it: it repeats a call, or has a request id."""
-        self.first_sent: int | None = None
-        """Of the repetition of a call: when the call was first sent."""
-        self.answer: Any = None
-        self.error: PenstockError | None = None
-        self.done = False
-        self.cancelled = False
-        """Whether the caller has stopped waiting."""
         self._unclaimed = [True]
-        self.deferred = False
-        """Whether it has waited for a partition in I/O."""
-        self.undo_count = 0
-        """How often a turn that had taken it was undone."""
-        self.entered_at = 0
-        self.give_up_at = 0
-        """When its caller stops waiting for a turn to take it."""
-        self.on_done: Callable[[Request], None] | None = None
-        self._wakeup: SimpleQueue[None] | None = None
-        self._answered_callers: AnsweredCallers | None = None
-        self.asleep = False
-        """Whether its caller's thread sleeps, and may be woken by another caller."""
 
     def check(self) -> None:
         """Validate it in the caller's thread, because an invalid request could fail a turn; and name its call."""
@@ -123,20 +128,25 @@ class Request:
         """Whether a turn has taken it, or its caller has given up."""
         return not self._unclaimed
 
-    def make_wakeup(self, answered_callers: "AnsweredCallers") -> None:
-        self._wakeup = SimpleQueue()
+    def wait_in_thread(self, answered_callers: "AnsweredCallers") -> None:
+        """Note that its caller's thread waits for it, and may `sleep`."""
         self._answered_callers = answered_callers
 
     def wake(self) -> bool:
-        """Wake the caller's thread; False when none waits for it."""
-        if self._wakeup is None:
+        """Wake the caller's thread, or keep it from sleeping; False when none waits for it."""
+        if self._answered_callers is None:
             return False
-        self._wakeup.put(None)
+        self._woken = True  # before the wake-up is looked for: the thread makes it before it looks at this
+        if self._wakeup is not None:
+            self._wakeup.put(None)
         return True
 
     def sleep(self, seconds: float | None) -> None:
-        """Sleep until `wake` is called or the time is over."""
-        assert self._wakeup is not None
+        """Sleep until `wake` is called or the time is over. Returns at once if it was called before the first sleep."""
+        if self._wakeup is None:
+            self._wakeup = SimpleQueue()
+            if self._woken:
+                return
         self.asleep = get_ident() != main_thread().ident  # the main thread may be in a signal handler: it wakes no others
         try:
             self._wakeup.get(timeout=seconds)
