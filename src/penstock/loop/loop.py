@@ -302,10 +302,15 @@ class Loop:
                 self._gather()
             self._pending.take(MAX_REQUESTS, taken)
             self._last_count = len(taken)
-            now = max(now, engine.now) if now else engine.clock.read().elapsed
-            late = [one for one in taken if one.give_up_at and now > one.give_up_at and not one.gets_late_answer]
-            for request in late:
-                request.finish(error=request.outcome_after(not_reached_error(engine.name)))
+            if not now:
+                now = engine.clock.read().elapsed
+            elif now < engine.now:
+                now = engine.now
+            late: list[Request] = []
+            for request in taken:
+                if request.give_up_at and now > request.give_up_at and not request.gets_late_answer:
+                    late.append(request)
+                    request.finish(error=request.outcome_after(not_reached_error(engine.name)))
             engine.turn([request for request in taken if not request.done] if late else taken, now)
             self._syncs = bool(engine.io_to_dispatch)
             self.meter.turn(taken, [*late, *engine.answered] if late else engine.answered, now, engine.clock.read().elapsed)

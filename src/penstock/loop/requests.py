@@ -385,7 +385,7 @@ PLACES = 10_000
 RESERVED = 2_000
 
 
-class PendingRequests:
+class PendingRequests(deque[Request]):
     """Requests that wait for a turn, in the order of arrival.
 
     At most PLACES; more are refused (`QueueBusy`). RESERVED further places are for complete, retry, bury, extend,
@@ -393,23 +393,20 @@ class PendingRequests:
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
-        self._waiting: deque[Request] = deque()
         self.resizes = 0
         """How many of them are resizes; approximate, as it is counted without a lock."""
         self.closed = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def enter(self, request: Request, held: int = 0) -> None:
         """Add a request, or refuse it. `held` requests count too: a turn has taken them, and they still wait."""
         if self.closed:
             raise queue_closed_error(self._name)
-        if len(self._waiting) + held >= PLACES + (RESERVED if request.reserved else 0):
-            busy = QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
+        if len(self) + held >= PLACES + (RESERVED if request.reserved else 0):
+            busy = QueueBusy(f"{len(self) + held} requests wait for queue {self._name!r}; try again in a moment")
             raise request.outcome_after(busy)
-        self._waiting.append(request)
+        self.append(request)
         if type(request) is ResizeRequest:
             self.resizes += 1
         if self.closed and request.claim():  # the queue was closed meanwhile
@@ -417,69 +414,61 @@ class PendingRequests:
 
     def post(self, request: Request) -> None:
         """Add a message of a queue, which must not be refused."""
-        self._waiting.append(request)
+        self.append(request)
 
     def requeue(self, requests: Sequence[Request]) -> None:
         """Put requests of an undone turn back, before all others."""
         for request in reversed(requests):
             request.release()
-            self._waiting.appendleft(request)
+            self.appendleft(request)
 
     def take(self, most: int, taken: list[Request]) -> None:
         """Move up to `most` requests to `taken`, without those whose callers gave up.
 
         A request is added to `taken` before it is removed here, so that an interrupt loses none.
         """
-        waiting = self._waiting
-        while waiting and len(taken) < most:
-            request = waiting[0]
+        while self and len(taken) < most:
+            request = self[0]
             taken.append(request)
             if self.resizes and type(request) is ResizeRequest:
                 self.resizes -= 1
             if not request.claim():
                 taken.pop()
-            waiting.popleft()
+            self.popleft()
 
     def wake_one(self) -> bool:
         """Wake one caller, so that its thread runs the next turn."""
         try:
-            return any(not request.taken and request.wake() for request in self._waiting)
+            return any(not request.taken and request.wake() for request in self)
         except RuntimeError:  # a request was added during the search
             return self.wake_one()
 
 
-class AnsweredCallers:
+class AnsweredCallers(deque[Request]):
     """Callers that have their answers and still sleep. They are woken one by one: each wakes the next when it leaves.
 
     Woken together they would only wait for the interpreter, one behind the other, and each would be put to sleep
     and woken once more. Needs no lock: the methods of a deque are atomic.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, request: Request) -> None:
         """Add a request that has its answer. `wake_next` must follow."""
-        self._waiting.append(request)
+        self.append(request)
 
     def wake_next(self) -> None:
         """Wake one caller, if there is one. It is removed last, so that an interrupt loses none."""
-        waiting = self._waiting
-        while waiting:
+        while self:
             with suppress(IndexError, ValueError):  # another thread has woken it
-                request = waiting[0]
+                request = self[0]
                 was_asleep = request.asleep
                 request.wake()
-                waiting.remove(request)
+                self.remove(request)
                 if was_asleep:
                     return
 
     def wake_all(self) -> None:
         """Wake all callers: the one that should wake the next was interrupted."""
-        while self._waiting:
+        while self:
             self.wake_next()
 
 
