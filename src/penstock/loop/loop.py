@@ -37,7 +37,6 @@ from penstock.loop.turn import QueueEngine
 from penstock.words.clock import MILLISECOND, SECOND, WatchedClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
 from penstock.words.logs import log_fields
-from penstock.words.threads import is_held_here
 
 MAX_REQUESTS = 1_000
 """Most requests of one turn."""
@@ -67,6 +66,8 @@ class Loop:
         self.meter = Meter()
         self._pending = PendingRequests(engine.name)
         self._turning = threading.RLock()  # reentrant only because it knows its owner
+        self._has_turn: Callable[[], bool] = self._turning._is_owned  # type: ignore[attr-defined]  # not in the stubs
+        """Whether this thread runs a turn."""
         self._threaded = threaded
         self.woken = False
         self.wakes_at: int | None = None
@@ -87,14 +88,14 @@ class Loop:
 
     def call(self, request: Request) -> Any:
         """Run a request and give its answer. This thread runs the turn unless another one does."""
-        if is_held_here(self._turning):
+        if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.wait_in_thread(self._answered)
         self.enter(request)
         try:
             first = request.entered_at
             while not request.done:
-                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
+                if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
                     try:
                         own = self._run_turns(request, first)
                     finally:
@@ -289,10 +290,6 @@ class Loop:
             own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
-
-    def _has_turn(self) -> bool:
-        """Whether this thread runs a turn."""
-        return is_held_here(self._turning)
 
     def _turn(self, now: int = 0) -> None:
         taken: list[Request] = []

@@ -180,7 +180,7 @@ class ProduceRequest(Request):
     verb = "produce"
 
     def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0, sequence: int = 0, call: Call | None = None) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.batch = batch
         self.request = request
         self.sequence = sequence
@@ -226,7 +226,7 @@ class LeaseRequest(Request):
         without_payloads: bool = False,
         call: Call | None = None,
     ) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.without_payloads = without_payloads
         """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
@@ -275,7 +275,7 @@ class SettleRequest(Request):
         deadline: int = 0,
         call: Call | None = None,
     ) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.action = action
         self.parts = parts
         self.delay = delay

@@ -61,7 +61,7 @@ class WaitingLeases(dict[LeaseRequest, None]):
         """The first requests, at most `most`. Requests that have ended are removed."""
         found: list[LeaseRequest] = []
         ended: list[LeaseRequest] = []
-        for request in self.keys():  # noqa: SIM118 - `__iter__` makes a copy
+        for request in self.keys():  # not `__iter__`, which makes a copy
             if len(found) >= most:
                 break
             (ended if request.cancelled or request.done else found).append(request)
