@@ -176,9 +176,8 @@ class Loop:
             request.give_up_at = (
                 request.deadline + GRACE if request.gets_late_answer else max(request.deadline, request.entered_at + SECOND)
             )
-        held = len(engine.lease_step.waiting) + len(engine.produce_step.waiting) + len(engine.waiting_for_items)
         try:
-            self._pending.enter(request, held)
+            self._pending.enter(request, engine.held_requests)
         except QueueBusy as error:
             self.meter.rejected(error)
             raise
