@@ -179,7 +179,7 @@ def test_when_the_thread_that_answers_is_interrupted_all_callers_are_answered(th
             if number == 3:
                 loop.enter(interrupting)
             thread.start()
-            wait_until(lambda: sum(request.asleep for request in loop._pending._waiting) == number + 1)  # noqa: B023
+            wait_until(lambda: sum(request.asleep for request in loop._pending) == number + 1)  # noqa: B023
 
     loop.run_between_turns(gather)
     with pytest.raises(KeyboardInterrupt):

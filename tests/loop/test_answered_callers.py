@@ -25,7 +25,7 @@ class Sleepers:
     def add(self, count: int) -> None:
         for _ in range(count):
             request = Request()
-            request.make_wakeup(self.answered)
+            request.wait_in_thread(self.answered)
             self.requests.append(request)
             self._threads.append(threading.Thread(target=self._sleep, args=(len(self._threads), request)))
             self._threads[-1].start()
@@ -91,7 +91,7 @@ def test_the_main_thread_waits_for_no_other_caller_and_keeps_none_waiting() -> N
     """It may be in a signal handler, for any time, before it could wake the next caller."""
     answered = AnsweredCallers()
     request = Request()
-    request.make_wakeup(answered)
+    request.wait_in_thread(answered)
     main = threading.get_ident()
 
     def finish() -> None:

@@ -38,7 +38,7 @@ def names(found: list[Event]) -> list[str]:
 
 def rotate(partition: PartitionUnderTest) -> None:
     """Begin a new segment."""
-    partition.wrapped._rotation._room = 0
+    partition.wrapped._rotation.room = 0
     partition.wrapped.commit()
 
 

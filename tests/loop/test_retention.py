@@ -82,7 +82,7 @@ def test_a_rotation_applies_retention(partition: PartitionUnderTest) -> None:
     part = configured(partition, NOW)
     segment(part, "done")
     work_off(part, 1)
-    part._rotation._room = 0
+    part._rotation.room = 0
     partition.produce("next")
     assert part.state.dropped.runs == [0, 1]
     assert [facts.base_offset for facts in part.log.segments()] == [1, 2]

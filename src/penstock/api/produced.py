@@ -24,7 +24,7 @@ class ProducedId(str):
     """True if no item was added, because the queue knew the dedup id. The id is then that of the earlier item."""
 
     def __new__(cls, text: str, duplicate: bool = False) -> "ProducedId":
-        made = super().__new__(cls, text)
+        made = str.__new__(cls, text)
         made.duplicate = duplicate
         return made
 

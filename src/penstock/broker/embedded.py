@@ -232,9 +232,10 @@ class EmbeddedBroker:
     def _request(self, operation: Operation[Any]) -> Request | None:
         """The operation as a request of its queue's loop; None when the broker itself answers it."""
         kind = type(operation)
-        if kind in _REQUESTS:
+        as_request = _REQUESTS.get(kind)
+        if as_request is not None:
             now = self.clock.read().elapsed
-            request = _REQUESTS[kind](operation, now)
+            request = as_request(operation, now)
             request.entered(now)
             return request
         if kind in changes.CHANGE_HANDLERS:
@@ -531,7 +532,8 @@ class EmbeddedBroker:
         return self.catalog.get(incarnation)
 
     def loop(self, incarnation: int) -> Loop:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         loop = self._loops.get(incarnation)
         if loop is None:
             raise _gone()
@@ -557,8 +559,18 @@ def _lease(operation: LeaseItems, now: int) -> LeaseRequest:
 
 
 def _settle(operation: SettleItems, now: int) -> SettleRequest:
-    how = {name: getattr(operation, name) for name in ("delay", "reason", "counted", "timeout", "then", "request", "call")}
-    return SettleRequest(operation.action, operation.parts, deadline=now + operation.wait, **how)
+    return SettleRequest(
+        operation.action,
+        operation.parts,
+        delay=operation.delay,
+        reason=operation.reason,
+        counted=operation.counted,
+        timeout=operation.timeout,
+        then=operation.then,
+        request=operation.request,
+        deadline=now + operation.wait,
+        call=operation.call,
+    )
 
 
 _REQUESTS: dict[type[Operation[Any]], Callable[[Any, int], Request]] = {

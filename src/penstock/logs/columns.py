@@ -75,7 +75,7 @@ def encode(records: Sequence[Produced], now: Moment) -> Draft:
     parts: list[Buffer] = []
     _add_binary(parts, batch.payloads)
     column_bits = 0 if produce_parts is None and batch.payloads_only else _add_columns(parts, batch, produce_parts)
-    return Draft(FrameType.DATA, first.base, len(batch), column_bits, now.elapsed, now.wall, parts)
+    return Draft(FrameType.DATA, first.base, len(batch.payloads), column_bits, now.elapsed, now.wall, parts)
 
 
 def _add_columns(parts: list[Buffer], batch: Batch, produce_parts: list[ProducePart] | None) -> int:
@@ -162,13 +162,13 @@ def _add_blob(parts: list[Buffer], data: bytes) -> None:
 
 
 def _add_binary(parts: list[Buffer], values: Sequence[bytes]) -> None:
+    if len(values) == 1 and type(values) is list:
+        value = values[0]
+        parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
+        return
     if isinstance(values, BinaryColumn):  # its bytes, as they are
         add_padded(parts, values.offsets.cast("B"))
         add_padded(parts, values.data)
-        return
-    if len(values) == 1:
-        value = values[0]
-        parts += (_TWO_OFFSETS.pack(0, len(value)), value, _PADDING[len(value) & 7])
         return
     add_padded(parts, array("i", accumulate(map(len, values), initial=0)).tobytes())
     add_padded(parts, b"".join(values))

@@ -51,6 +51,7 @@ HEADER = struct.Struct("<4sBBHIIIIIQQQqqI")
 HEADER_BYTES = HEADER.size
 CHECKSUM_BYTES = 4
 _COVERED = struct.Struct("<4sBBHIIIIIQQQqq")
+_pack_covered = _COVERED.pack
 _TYPES = {int(kind): kind for kind in FrameType}
 _KNOWN_FLAGS = MORE_IN_GROUP | CONTINUES_GROUP | ZSTD | AFTER_SYNC
 _RESIDUE = 0x48674BC7
@@ -105,35 +106,36 @@ class FrameEncoder:
     def encode(self, draft: Draft, sequence: int, flags: int, vector: list[Buffer]) -> int:
         """Append the frame's pieces to `vector`, and return their size. A draft that is refused appends nothing."""
         kind, base, count, columns, elapsed, wall, parts = draft
-        small = sum(map(len, parts)) < JOINED_BYTES
-        body = [b"".join(parts)] if small else [part if type(part) is bytes else bytes(part) for part in parts]
-        raw_bytes = stored_bytes = (
-            len(body[0]) if small else sum(map(len, body))
-        )  # all are bytes now; a memoryview's length may count larger units
-        if raw_bytes > MAX_BODY_BYTES:
-            raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; split it into several frames")
-        compressor = self._compressor
+        if sum(map(len, parts)) < JOINED_BYTES:
+            body: Sequence[bytes] = (b"".join(parts),)
+            raw_bytes = len(body[0])
+        else:
+            body = [part if type(part) is bytes else bytes(part) for part in parts]
+            raw_bytes = sum(map(len, body))  # all are bytes now; a memoryview's length may count larger units
+            if raw_bytes > MAX_BODY_BYTES:
+                raise InvalidRequest(f"a frame body of {raw_bytes} bytes is more than {MAX_BODY_BYTES}; split it into several frames")
+        stored_bytes, compressor = raw_bytes, self._compressor
         if compressor is not None and raw_bytes >= compressor.min_bytes:
             packed = compressor.compress(body, raw_bytes)
             if packed is not None:
-                body, stored_bytes, flags = [packed], len(packed), flags | ZSTD
+                body, stored_bytes, flags = (packed,), len(packed), flags | ZSTD
         checksum = 0
         for part in body:
             checksum = extend(checksum, part)
         partition, incarnation = self._partition, self._incarnation
         try:
-            covered = _COVERED.pack(
+            covered = _pack_covered(
                 MAGIC, VERSION, kind, flags, stored_bytes, raw_bytes, count, partition, columns, incarnation, sequence, base, wall, elapsed
             )
         except struct.error as error:
             raise InvalidRequest(f"a frame cannot hold {draft._replace(parts=())}: {error}; fix the number that is out of range") from error
         size = frame_bytes(stored_bytes)
-        header = covered + value(covered).to_bytes(CHECKSUM_BYTES, "little")
         tail = checksum.to_bytes(size - HEADER_BYTES - stored_bytes, "little")  # its zero bytes are the padding
+        pieces = (covered, value(covered).to_bytes(CHECKSUM_BYTES, "little"), *body, tail)
         if stored_bytes < JOINED_BYTES:
-            vector.append(b"".join((header, *body, tail)))
+            vector.append(b"".join(pieces))
         else:
-            vector += (header, *body, tail)
+            vector += pieces
         return size
 
 

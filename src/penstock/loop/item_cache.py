@@ -12,7 +12,7 @@ Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
@@ -120,9 +120,12 @@ class ReadResult(NamedTuple):
     """Runs of items that are neither in the log nor in a gap, such as those that retention deleted."""
 
 
-def leased_items(parts: Iterable[tuple[CachedItems, int, int]]) -> list[LeasedItems]:
+def leased_items(parts: Sequence[tuple[CachedItems, int, int]]) -> list[LeasedItems]:
     """The items of these parts, in order. Neighbours that were produced together become one batch: a lease of many keys
     takes few items in a row."""
+    if len(parts) == 1:
+        ((cached, start, stop),) = parts
+        return [LeasedItems(start, cached.batch(start, stop), cached.wall)]
     found: list[LeasedItems] = []
     for cached, same in groupby(parts, itemgetter(0)):
         runs = [edge for _, start, stop in same for edge in (start, stop)]

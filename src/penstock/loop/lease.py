@@ -247,7 +247,7 @@ class LeaseStep:
 
     def run(self, request: requests.LeaseRequest) -> None:
         """Let a request wait for items, unless it is invalid or repeats one that was answered."""
-        validate_lease(self._command(request, request.want))
+        validate_lease(self._command(request, request.want))  # once: the commands for partitions differ in less
         if self.holder:
             self.check_consumer_right(request.consumer)
         if request.may_be_known and (known := self._repeated(request)) is not None:
@@ -419,7 +419,7 @@ class LeaseStep:
 
     def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.AcquireLease:
         """The command for a partition, which remembers several leases of one call as its parts."""
-        return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, request.calls, None, until, part)
+        return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, request.calls, None, until, part, True)
 
 
 def _fitting(want: int, room: int, each: int) -> int:

@@ -37,7 +37,6 @@ from penstock.loop.turn import QueueEngine
 from penstock.words.clock import MILLISECOND, SECOND, WatchedClock
 from penstock.words.errors import BrokerClosed, OutcomeUnknown, PenstockError, QueueBusy, StorageFailed, caused_by_bug
 from penstock.words.logs import log_fields
-from penstock.words.threads import is_held_here
 
 MAX_REQUESTS = 1_000
 """Most requests of one turn."""
@@ -67,6 +66,8 @@ class Loop:
         self.meter = Meter()
         self._pending = PendingRequests(engine.name)
         self._turning = threading.RLock()  # reentrant only because it knows its owner
+        self._has_turn: Callable[[], bool] = self._turning._is_owned  # type: ignore[attr-defined]  # not in the stubs
+        """Whether this thread runs a turn."""
         self._threaded = threaded
         self.woken = False
         self.wakes_at: int | None = None
@@ -87,14 +88,14 @@ class Loop:
 
     def call(self, request: Request) -> Any:
         """Run a request and give its answer. This thread runs the turn unless another one does."""
-        if is_held_here(self._turning):
+        if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
-        request.make_wakeup(self._answered)
+        request.wait_in_thread(self._answered)
         self.enter(request)
         try:
             first = request.entered_at
             while not request.done:
-                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
+                if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
                     try:
                         own = self._run_turns(request, first)
                     finally:
@@ -175,9 +176,8 @@ class Loop:
             request.give_up_at = (
                 request.deadline + GRACE if request.gets_late_answer else max(request.deadline, request.entered_at + SECOND)
             )
-        held = len(engine.lease_step.waiting) + len(engine.produce_step.waiting) + len(engine.waiting_for_items)
         try:
-            self._pending.enter(request, held)
+            self._pending.enter(request, engine.held_requests)
         except QueueBusy as error:
             self.meter.rejected(error)
             raise
@@ -290,10 +290,6 @@ class Loop:
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
 
-    def _has_turn(self) -> bool:
-        """Whether this thread runs a turn."""
-        return is_held_here(self._turning)
-
     def _turn(self, now: int = 0) -> None:
         taken: list[Request] = []
         try:
@@ -302,10 +298,15 @@ class Loop:
                 self._gather()
             self._pending.take(MAX_REQUESTS, taken)
             self._last_count = len(taken)
-            now = max(now, engine.now) if now else engine.clock.read().elapsed
-            late = [one for one in taken if one.give_up_at and now > one.give_up_at and not one.gets_late_answer]
-            for request in late:
-                request.finish(error=request.outcome_after(not_reached_error(engine.name)))
+            if not now:
+                now = engine.clock.read().elapsed
+            elif now < engine.now:
+                now = engine.now
+            late: list[Request] = []
+            for request in taken:
+                if request.give_up_at and now > request.give_up_at and not request.gets_late_answer:
+                    late.append(request)
+                    request.finish(error=request.outcome_after(not_reached_error(engine.name)))
             engine.turn([request for request in taken if not request.done] if late else taken, now)
             self._syncs = bool(engine.io_to_dispatch)
             self.meter.turn(taken, [*late, *engine.answered] if late else engine.answered, now, engine.clock.read().elapsed)

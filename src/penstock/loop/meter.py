@@ -35,8 +35,9 @@ class Meter:
         took, durations = now - began, self.turn_durations
         durations.counts[bisect_left(TURN_BOUNDS, took)] += 1  # as `add` does it: every request pays for this
         durations.sum += took
+        counts = self.requests
         for request in taken:
-            self.requests[request.verb] += 1
+            counts[request.verb] += 1
         if answered:
             self.answered(answered, now)
 
@@ -46,10 +47,9 @@ class Meter:
             if not request.done:  # it waits again: its lease was lost to damage
                 continue
             verb = request.verb
-            found = self.latencies.get(verb)
-            if found is None:
-                found = self.latencies[verb] = Histogram()
-            found.add(now - request.entered_at)
+            if verb not in self.latencies:
+                self.latencies[verb] = Histogram()
+            self.latencies[verb].add(now - request.entered_at)
             if request.error is not None:
                 self._refused(request.error.code)
             elif type(request) is SettleRequest:

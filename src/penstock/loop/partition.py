@@ -237,7 +237,8 @@ class Partition:
         With `rounds`, a lease that must search long gives up after so many rounds and answers `AskAgain`: commit, then
         run it again. A storage failure undoes everything run since the last commit; `commit` then fails too.
         """
-        self._check_usable()
+        if self._closed or self.failed:
+            self._check_usable()
         if self.free_space.bytes and type(command) is Produce and command.source is None:
             self.free_space.check()
         now = self.now()
@@ -282,7 +283,9 @@ class Partition:
                 self._flush()
             except PenstockError as error:
                 self._commit_error = error
-        if self._commit_error is not None or self._undone or self.is_full or self._unreplayed > CHECKPOINT_FRAMES:
+        if self._commit_error is not None or self._undone or self._unreplayed > CHECKPOINT_FRAMES:
+            return True
+        if self._rotation.is_full(self.state, self._turn.elapsed, self._unreplayed):
             return True
         if not self.owes_sync:
             self._answered += self._appended
@@ -468,28 +471,26 @@ class Partition:
 
     def _append(self) -> None:
         try:
-            self._write()
+            staged, turn = self._staged, self._turn
+            for record in staged:
+                if type(record) is Produced:
+                    self._items.put(record, turn.wall)
+                    self.owes_sync = True
+                elif type(record) not in _NEEDS_NO_SYNC or (type(record) is CallAnswered and record.answers[0].ids is not None):
+                    self.owes_sync = True
+            drafts = codec.encode_records(staged, turn, self.state.next_offset)
+            size = self.log.append(drafts)
+            group = (self.log.sequence, staged, turn)
+            self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
+            self._rotation.room -= size
+            self.tally.written += size
+            self.free_space.written += size
+            self._unreplayed += len(drafts)
         except StorageFailed:
             raise
         except BaseException:  # the state and the log may differ
             self.failed = True
             raise
-
-    def _write(self) -> None:
-        staged = self._staged
-        for record in staged:
-            if type(record) is Produced:
-                self._items.put(record, self._turn.wall)
-            if type(record) not in _NEEDS_NO_SYNC or (type(record) is CallAnswered and record.answers[0].ids is not None):
-                self.owes_sync = True
-        drafts = codec.encode_records(staged, self._turn, self.state.next_offset)
-        size = self.log.append(drafts)
-        group = (self.log.sequence, staged, self._turn)
-        self._appended, self._staged = [*self._appended, group], []  # one statement: no interrupt in between
-        self._rotation.note_written(size)
-        self.tally.written += size
-        self.free_space.used(size)
-        self._unreplayed += len(drafts)
 
     def _fetch(self, offsets: list[int]) -> list[int]:
         """Write the staged records, then read blocks into the cache. Gives runs of items found lost."""

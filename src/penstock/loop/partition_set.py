@@ -215,7 +215,9 @@ class PartitionSet:
 
     def run(self, handle: PartitionHandle, command: Command, rounds: int = 0) -> Answer:
         """Run a command in a partition; it is committed with the turn. Raises when the partition is not usable."""
-        partition = handle.usable_partition
+        partition = handle.partition
+        if partition is None or handle.error is not None or handle.in_io:
+            raise handle.refusal
         self.touch(handle)
         return partition.run(command, rounds)
 

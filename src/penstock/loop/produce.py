@@ -204,6 +204,10 @@ class ProduceStep:
     def _least_busy(self) -> PartitionHandle:
         """The partition for items that may go to any: usable, not paused, with the fewest ready items."""
         active = self._partitions.active
+        if len(active) == 1:
+            only = self._partitions.handles[active[0]]
+            if only.is_usable and only.fences_ready and not only.state.paused_produce:
+                return only
         best = self._least_busy_of(self._candidates() if len(active) > CANDIDATES else active) or self._least_busy_of(active)
         if best is not None:
             return best

@@ -33,33 +33,38 @@ class Request:
     request: bytes | None = None
     """The user's request id."""
 
+    # What most requests keep is in the class: making a request sets little.
+    calls: tuple[CallName, ...] = ()
+    """The names under which partitions remember it: its call in a session, and its request id."""
+    may_be_known = False
+    """Whether partitions may remember it: it repeats a call, or has a request id."""
+    first_sent: int | None = None
+    """Of the repetition of a call: when the call was first sent."""
+    answer: Any = None
+    error: PenstockError | None = None
+    done = False
+    cancelled = False
+    """Whether the caller has stopped waiting."""
+    deferred = False
+    """Whether it has waited for a partition in I/O."""
+    undo_count = 0
+    """How often a turn that had taken it was undone."""
+    entered_at = 0
+    give_up_at = 0
+    """When its caller stops waiting for a turn to take it."""
+    on_done: "Callable[[Any], None] | None" = None
+    asleep = False
+    """Whether its caller's thread sleeps, and may be woken by another caller."""
+    _answered_callers: "AnsweredCallers | None" = None
+    _wakeup: "SimpleQueue[None] | None" = None
+    """Made when its caller's thread first sleeps."""
+    _woken = False
+    """Whether its caller's thread was woken, perhaps before it slept."""
+
     def __init__(self, deadline: int = 0, call: Call | None = None) -> None:
         self.deadline = deadline
         self.call = call
-        self.calls: tuple[CallName, ...] = ()
-        """The names under which partitions remember it: its call in a session, and its request id."""
-        self.may_be_known = False
-        """Whether partitions may remember it: it repeats a call, or has a request id."""
-        self.first_sent: int | None = None
-        """Of the repetition of a call: when the call was first sent."""
-        self.answer: Any = None
-        self.error: PenstockError | None = None
-        self.done = False
-        self.cancelled = False
-        """Whether the caller has stopped waiting."""
         self._unclaimed = [True]
-        self.deferred = False
-        """Whether it has waited for a partition in I/O."""
-        self.undo_count = 0
-        """How often a turn that had taken it was undone."""
-        self.entered_at = 0
-        self.give_up_at = 0
-        """When its caller stops waiting for a turn to take it."""
-        self.on_done: Callable[[Request], None] | None = None
-        self._wakeup: SimpleQueue[None] | None = None
-        self._answered_callers: AnsweredCallers | None = None
-        self.asleep = False
-        """Whether its caller's thread sleeps, and may be woken by another caller."""
 
     def check(self) -> None:
         """Validate it in the caller's thread, because an invalid request could fail a turn; and name its call."""
@@ -123,20 +128,25 @@ class Request:
         """Whether a turn has taken it, or its caller has given up."""
         return not self._unclaimed
 
-    def make_wakeup(self, answered_callers: "AnsweredCallers") -> None:
-        self._wakeup = SimpleQueue()
+    def wait_in_thread(self, answered_callers: "AnsweredCallers") -> None:
+        """Note that its caller's thread waits for it, and may `sleep`."""
         self._answered_callers = answered_callers
 
     def wake(self) -> bool:
-        """Wake the caller's thread; False when none waits for it."""
-        if self._wakeup is None:
+        """Wake the caller's thread, or keep it from sleeping; False when none waits for it."""
+        if self._answered_callers is None:
             return False
-        self._wakeup.put(None)
+        self._woken = True  # before the wake-up is looked for: the thread makes it before it looks at this
+        if self._wakeup is not None:
+            self._wakeup.put(None)
         return True
 
     def sleep(self, seconds: float | None) -> None:
-        """Sleep until `wake` is called or the time is over."""
-        assert self._wakeup is not None
+        """Sleep until `wake` is called or the time is over. Returns at once if it was called before the first sleep."""
+        if self._wakeup is None:
+            self._wakeup = SimpleQueue()
+            if self._woken:
+                return
         self.asleep = get_ident() != main_thread().ident  # the main thread may be in a signal handler: it wakes no others
         try:
             self._wakeup.get(timeout=seconds)
@@ -170,7 +180,7 @@ class ProduceRequest(Request):
     verb = "produce"
 
     def __init__(self, batch: Batch, request: bytes | None = None, deadline: int = 0, sequence: int = 0, call: Call | None = None) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.batch = batch
         self.request = request
         self.sequence = sequence
@@ -216,7 +226,7 @@ class LeaseRequest(Request):
         without_payloads: bool = False,
         call: Call | None = None,
     ) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.without_payloads = without_payloads
         """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
@@ -265,7 +275,7 @@ class SettleRequest(Request):
         deadline: int = 0,
         call: Call | None = None,
     ) -> None:
-        super().__init__(deadline, call)
+        Request.__init__(self, deadline, call)
         self.action = action
         self.parts = parts
         self.delay = delay
@@ -375,7 +385,7 @@ PLACES = 10_000
 RESERVED = 2_000
 
 
-class PendingRequests:
+class PendingRequests(deque[Request]):
     """Requests that wait for a turn, in the order of arrival.
 
     At most PLACES; more are refused (`QueueBusy`). RESERVED further places are for complete, retry, bury, extend,
@@ -383,23 +393,20 @@ class PendingRequests:
     """
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self._name = name
-        self._waiting: deque[Request] = deque()
         self.resizes = 0
         """How many of them are resizes; approximate, as it is counted without a lock."""
         self.closed = False
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def enter(self, request: Request, held: int = 0) -> None:
         """Add a request, or refuse it. `held` requests count too: a turn has taken them, and they still wait."""
         if self.closed:
             raise queue_closed_error(self._name)
-        if len(self._waiting) + held >= PLACES + (RESERVED if request.reserved else 0):
-            busy = QueueBusy(f"{len(self._waiting) + held} requests wait for queue {self._name!r}; try again in a moment")
+        if len(self) + held >= PLACES + (RESERVED if request.reserved else 0):
+            busy = QueueBusy(f"{len(self) + held} requests wait for queue {self._name!r}; try again in a moment")
             raise request.outcome_after(busy)
-        self._waiting.append(request)
+        self.append(request)
         if type(request) is ResizeRequest:
             self.resizes += 1
         if self.closed and request.claim():  # the queue was closed meanwhile
@@ -407,69 +414,61 @@ class PendingRequests:
 
     def post(self, request: Request) -> None:
         """Add a message of a queue, which must not be refused."""
-        self._waiting.append(request)
+        self.append(request)
 
     def requeue(self, requests: Sequence[Request]) -> None:
         """Put requests of an undone turn back, before all others."""
         for request in reversed(requests):
             request.release()
-            self._waiting.appendleft(request)
+            self.appendleft(request)
 
     def take(self, most: int, taken: list[Request]) -> None:
         """Move up to `most` requests to `taken`, without those whose callers gave up.
 
         A request is added to `taken` before it is removed here, so that an interrupt loses none.
         """
-        waiting = self._waiting
-        while waiting and len(taken) < most:
-            request = waiting[0]
+        while self and len(taken) < most:
+            request = self[0]
             taken.append(request)
             if self.resizes and type(request) is ResizeRequest:
                 self.resizes -= 1
             if not request.claim():
                 taken.pop()
-            waiting.popleft()
+            self.popleft()
 
     def wake_one(self) -> bool:
         """Wake one caller, so that its thread runs the next turn."""
         try:
-            return any(not request.taken and request.wake() for request in self._waiting)
+            return any(not request.taken and request.wake() for request in self)
         except RuntimeError:  # a request was added during the search
             return self.wake_one()
 
 
-class AnsweredCallers:
+class AnsweredCallers(deque[Request]):
     """Callers that have their answers and still sleep. They are woken one by one: each wakes the next when it leaves.
 
     Woken together they would only wait for the interpreter, one behind the other, and each would be put to sleep
     and woken once more. Needs no lock: the methods of a deque are atomic.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
     def add(self, request: Request) -> None:
         """Add a request that has its answer. `wake_next` must follow."""
-        self._waiting.append(request)
+        self.append(request)
 
     def wake_next(self) -> None:
         """Wake one caller, if there is one. It is removed last, so that an interrupt loses none."""
-        waiting = self._waiting
-        while waiting:
+        while self:
             with suppress(IndexError, ValueError):  # another thread has woken it
-                request = waiting[0]
+                request = self[0]
                 was_asleep = request.asleep
                 request.wake()
-                waiting.remove(request)
+                self.remove(request)
                 if was_asleep:
                     return
 
     def wake_all(self) -> None:
         """Wake all callers: the one that should wake the next was interrupted."""
-        while self._waiting:
+        while self:
             self.wake_next()
 
 

@@ -308,7 +308,7 @@ CHECK_BYTES = 64 * MIB
 class FreeSpaceCheck:
     """Checks that a number of bytes stay free; 0 is no limit. Asks the system every CHECK_BYTES and near the limit."""
 
-    __slots__ = ("_known", "_log", "_written", "bytes", "refusal")
+    __slots__ = ("_known", "_log", "bytes", "refusal", "written")
 
     def __init__(self, log: Log, least: int) -> None:
         self.bytes = least
@@ -316,16 +316,14 @@ class FreeSpaceCheck:
         """Why too few bytes were free at the last check; empty when there were enough."""
         self._log = log
         self._known = 0
-        self._written = CHECK_BYTES
-
-    def used(self, size: int) -> None:
-        self._written += size
+        self.written = CHECK_BYTES
+        """Bytes written since the system was asked: whoever writes adds them."""
 
     def check(self) -> None:
         """QueueFull when too few bytes are free."""
-        if self._written >= CHECK_BYTES or self._known - self._written < self.bytes + CHECK_BYTES:
-            self._known, self._written = self._log.free_bytes(), 0
-        if self._known - self._written < self.bytes:
+        if self.written >= CHECK_BYTES or self._known - self.written < self.bytes + CHECK_BYTES:
+            self._known, self.written = self._log.free_bytes(), 0
+        if self._known - self.written < self.bytes:
             self.refusal = f"only {self._known:,} bytes are free and {self.bytes:,} must stay so; make room, or wait for retention"
             raise QueueFull(self.refusal)
         self.refusal = ""

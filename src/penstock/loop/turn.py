@@ -56,6 +56,8 @@ class QueueEngine(CommitTracker):
         """The administrative operation that runs now: what it does is remembered for its call."""
         self._resizing = False
         """Whether a resize was unfinished after the last turn."""
+        self.held_requests = 0
+        """How many requests waited for items or room after the last turn. Any thread may ask."""
         self._leasing_blocked = False
         """Whether a deferred request needs all partitions: nothing is leased meanwhile."""
         self._steps: dict[type[Request], Callable[[Any], None]] = {
@@ -81,7 +83,7 @@ class QueueEngine(CommitTracker):
         self._running = []
         usual = len(taken) == 1 and type(taken[0]) in _USUAL and taken[0].first_sent is None
         due = self._next_visit is not None and now >= self._next_visit
-        self.alone = alone = usual and self._quiet and not self.io_finished and not due
+        self.alone = alone = usual and self._quiet and not due and not self.io_finished
         self._quiet = False  # until `_plan` has looked: an interrupt may come before it
         if not alone:
             for request in taken:
@@ -92,8 +94,8 @@ class QueueEngine(CommitTracker):
         try:
             if not alone:
                 requests_now = self._prepare(taken)
-            if self._next_visit is not None and now >= self._next_visit:  # an opening may have made it due
-                self._visit()
+                if self._next_visit is not None and now >= self._next_visit:  # an opening may have made it due
+                    self._visit()
             for request in requests_now:
                 self.attempt(request, self._steps[type(request)])
             if self.produce_step.waiting and not self.resize_step.putting_up_fences:
@@ -423,35 +425,34 @@ class QueueEngine(CommitTracker):
 
     def _plan(self) -> None:
         """Set `next_run`, when the queue needs a turn even without a request."""
-        visit = self._next_visit
-        unknown = visit is None or visit <= self.now or self.visits_changed  # else it is exact, or early, which does no harm
+        visit, now, resizing = self._next_visit, self.now, self.resize_step.in_progress
+        unknown = visit is None or visit <= now or self.visits_changed  # else it is exact, or early, which does no harm
         if self.touched:
-            changed = False
             for handle in self.touched:
-                if handle.is_usable and handle.usable_partition.state.ready:
+                partition = None if handle.in_io else handle.partition
+                if partition is not None and handle.error is None and partition.state.ready:
                     self.with_ready_items.add(handle.number)
                 else:
                     self.with_ready_items.discard(handle.number)
-                if not handle.in_io and handle.partition is not None:
-                    changed = handle.changed() or changed
-                self.notices.look(handle, self.now)
-                handle.plan(self.now)
+                if resizing and partition is not None and handle.changed():
+                    self.wants_turn = True
+                self.notices.look(handle, now)
+                handle.plan(now)
                 handle.touched = False
                 if visit is not None and handle.next_run is not None and handle.next_run < visit:
                     visit = handle.next_run
             self.touched.clear()
-            if changed and self.resize_step.in_progress:
-                self.wants_turn = True
         if unknown:
             visit = min([handle.next_run for handle in self.handles.values() if handle.next_run is not None], default=None)
             self.visits_changed = False
-        self._next_visit = visit
-        if self._resizing is not self.resize_step.in_progress:
-            self._resizing = self.resize_step.in_progress
-            if not self._resizing:
+        self._next_visit = self.next_run = visit
+        if self._resizing is not resizing:
+            self._resizing = resizing
+            if not resizing:
                 self.notices.note(logging.INFO, "the resize of queue %r is finished: no key waits for another partition", self.name)
-        self.next_run = self._next_visit
+        self.held_requests = 0
         if self.lease_step.waiting or self.produce_step.waiting or self.waiting_for_items or self.handles_in_io:
+            self.held_requests = len(self.lease_step.waiting) + len(self.produce_step.waiting) + len(self.waiting_for_items)
             waiting_lists: tuple[Sequence[Request], ...] = (self.produce_step.waiting, self.waiting_for_items)
             ends = [request.deadline for waiting_list in waiting_lists for request in waiting_list if request.deadline]
             ends += [request.give_up_at for request in self.deferred if request.give_up_at]

@@ -14,6 +14,7 @@ from penstock.rules.calls import CallName, RememberedAnswer, check_calls
 from penstock.rules.fences import MovedSlots
 from penstock.rules.lanes import Rank
 from penstock.rules.records import FenceSpec
+from penstock.rules.runs import count
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy, check_range
 
@@ -75,6 +76,8 @@ class AcquireLease(msgspec.Struct, gc=False):
     """Stop before items with a worse rank: other partitions have better ones."""
     part: int = 0
     """How many leases the partition granted to the call before. One that it granted already is given again."""
+    checked: bool = False
+    """Whether `validate_lease` has checked it."""
 
 
 class FollowUpBatch(msgspec.Struct, gc=False):
@@ -353,7 +356,7 @@ class LeaseAnswer(msgspec.Struct, gc=False):
 
     @property
     def count(self) -> int:
-        return sum(self.runs[1::2]) - sum(self.runs[::2])
+        return count(self.runs)
 
 
 class Settled(msgspec.Struct, gc=False, tag=True):

@@ -124,6 +124,10 @@ class Lanes:
         The runs `left` stay; none of their items has a key.
         """
         extents = self.lanes[lane]
+        first = extents[0] if extents else None
+        if first is not None and first.start == start and stop < first.stop and not left:  # most leases take from the front
+            extents[0] = first.part(stop, first.stop)
+            return first
         index, extent = next(((at, each) for at, each in enumerate(extents) if each.start < stop and start < each.stop), (0, None))
         if extent is None:
             return None

@@ -26,7 +26,7 @@ from penstock.rules.runs import complement, count, from_offsets, offsets, pairs
 from penstock.rules.state import Block, BlockSource, State
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
-from penstock.words.limits import MAX_BATCH_ITEMS, check_lease_timeout, check_range
+from penstock.words.limits import DEFAULT_PRIORITY, MAX_BATCH_ITEMS, check_lease_timeout, check_range
 
 NOTHING = LeaseAnswer(0)
 SCAN_ITEMS = 20_000
@@ -48,7 +48,8 @@ def validate_lease(command: AcquireLease) -> AcquireLease:
 
 
 def decide_lease(state: State, command: AcquireLease, now: Moment, blocks: BlockSource) -> tuple[list[Record], Answer]:
-    validate_lease(command)
+    if not command.checked:
+        validate_lease(command)
     if command.calls:
         known = state.calls.answers(command.calls, now.elapsed) or ()
         if len(known) > command.part:
@@ -84,18 +85,20 @@ def _with_answer(command: AcquireLease, leased: Leased) -> list[Record]:
 
 def _simple_take(state: State, command: AcquireLease, now: int) -> LaneTake | None:
     """The take of the common case, without a plan: one lane, no keys, enough in the first extent. Otherwise None."""
-    filled = [lane for lane, extents in enumerate(state.lanes.lanes) if extents]
+    lanes = state.lanes.lanes
+    filled = [*filter(None, lanes)]
     if len(filled) != 1 or any(state.keys.free_heads):
         return None
-    extent = state.lanes.lanes[filled[0]][0]
+    extent = filled[0][0]
     stop = extent.start + command.want
     if extent.tag or stop > extent.stop or state.outside_lanes.overlaps(extent.start, stop):
         return None
+    lane = DEFAULT_PRIORITY if lanes[DEFAULT_PRIORITY] else next(lane for lane, extents in enumerate(lanes) if extents)
     if command.worst_rank is not None:
-        priority = aged_priority(filled[0], extent.ready_at, state.policy.priority_aging, now)
+        priority = aged_priority(lane, extent.ready_at, state.policy.priority_aging, now)
         if Rank(priority, extent.ready_at) > command.worst_rank:
             return None
-    return LaneTake(filled[0], extent.start, stop)
+    return LaneTake(lane, extent.start, stop)
 
 
 def lease_answer(state: State, number: int, deadline: int, runs: list[int]) -> LeaseAnswer:

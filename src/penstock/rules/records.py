@@ -16,6 +16,7 @@ import msgspec
 from penstock.rules.calls import CallName, RememberedAnswer
 from penstock.rules.lanes import KEYED
 from penstock.rules.routing import NO_KEY
+from penstock.rules.runs import count
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
@@ -95,14 +96,14 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
         found: list[int] = []
         for take in self.takes:
             found += (take.start, take.stop) if take.taken is None else take.taken
-        found += [edge for line in self.line_takes for edge in (line.start, line.stop)]
+        for line in self.line_takes:
+            found += (line.start, line.stop)
         return found
 
     @property
     def count(self) -> int:
         """How many items were leased."""
-        runs = self.runs
-        return sum(runs[1::2]) - sum(runs[::2])
+        return count(self.runs)
 
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):

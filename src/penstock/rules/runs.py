@@ -23,6 +23,8 @@ def pairs(runs: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 def count(runs: Sequence[int]) -> int:
     """How many offsets flat runs cover."""
+    if len(runs) == 2:
+        return runs[1] - runs[0]
     return sum(runs[1::2]) - sum(runs[::2])
 
 
@@ -211,7 +213,9 @@ class RunSet:
         if self._changes and (removes != self._removes or len(self._changes) > MOST_CHANGES):
             self._merge()
         self._removes = removes
-        self._changes_end = max(self._changes_end, max(runs)) if self._changes else max(runs)
+        end = runs[1] if len(runs) == 2 else max(runs)
+        if end > self._changes_end or not self._changes:
+            self._changes_end = end
         self._changes.extend(runs)
 
     def _merge(self) -> None:

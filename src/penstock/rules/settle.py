@@ -345,7 +345,9 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
         return
     if record.runs is None:
         runs = lease.runs()
-        state.keys.release(lease.keys(), lease.number)
+        keys = lease.keys()
+        if keys:
+            state.keys.release(keys, lease.number)
         if lease.count < lease.size:
             lease.add_completed(runs)
             lease.count = 0

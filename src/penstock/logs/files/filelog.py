@@ -127,9 +127,10 @@ class FileLog:
     def sync(self) -> None:
         if self._state is not _OPEN:
             self._refuse()
-        if self._writer.unsynced:
+        writer = self._writer
+        if writer.unsynced:
             try:
-                self._writer.sync(self.durability)
+                writer.sync(self.durability)
             except OSError as error:
                 self._fail(error, "syncing")
 

@@ -61,7 +61,8 @@ class LogWriter:
         """Write frames as one group; returns their size in bytes."""
         segment, sequence, encode = self.segment, self.sequence, self._encoder.encode
         end, left = segment.size, len(drafts)
-        flags = 0 if self.unsynced else AFTER_SYNC
+        synced = self.synced
+        flags = 0 if synced is None or sequence > synced.sequence else AFTER_SYNC
         vector: list[Buffer] = []
         starts = []
         for draft in drafts:
