@@ -19,6 +19,7 @@ from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count
 from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.tables import dead, events, items, state
+from penstock.tables.events import FrameRows
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
@@ -172,13 +173,20 @@ class QueueTables:
         stop: int,
         columns: Sequence[str],
         *,
+        skip: int = 0,
+        rows: int = 0,
         since: int | None = None,
         until: int | None = None,
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """The events of the log sequences [start, stop) and the times [since, until)."""
+        """The events of the log sequences [start, stop) and the times [since, until), without the first `skip` rows of
+        the frame `start`, and with the first `rows` rows of the frame `stop`."""
         log = self._log_opener(incarnation, partition)
-        return events.events(log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
+        return events.events(log, start, stop, columns, skip=skip, rows=rows, since=since, until=until, strict=fail_on_data_loss)
+
+    def event_rows(self, incarnation: int, partition: int, start: int, stop: int, *, fail_on_data_loss: bool = True) -> Iterator[FrameRows]:
+        """How many events each frame of the log sequences [start, stop) has."""
+        return events.frame_rows(self._log_opener(incarnation, partition), start, stop, strict=fail_on_data_loss)
 
     def states(self, incarnation: int, partition: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The items of a partition that are not completed now."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
@@ -27,12 +28,22 @@ from penstock.spark.positions import (
     check_not_after_backup,
     end_at_hole,
     end_of_batch,
+    end_of_event_batch,
     last_restore,
     parse_position,
     unread_count,
 )
 from penstock.spark.queue_tables import QueueTables
-from penstock.spark.ranges import PartitionBounds, Split, first_positions, item_bounds, sequence_bounds, split, starts_at_latest
+from penstock.spark.ranges import (
+    EventSplit,
+    PartitionBounds,
+    Split,
+    first_positions,
+    item_bounds,
+    sequence_bounds,
+    split,
+    starts_at_latest,
+)
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 DEFAULT_BATCH_ITEMS = 1_000_000
@@ -45,7 +56,7 @@ SHOWN_RUNS = 3
 class StreamTask(InputPartition):
     """What one task of a micro-batch reads."""
 
-    def __init__(self, incarnation: int, part: Split) -> None:
+    def __init__(self, incarnation: int, part: Split | EventSplit) -> None:
         super().__init__(part)
         self.incarnation = incarnation
         self.part = part
@@ -94,13 +105,37 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         goal = bounds.stop if self._goal is None else self._goal
         if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
             goal = {}
-        at, goal = self._without_holes(queue, at, goal)
-        at = end_of_batch(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        return self._position(queue, at, bounds).to_offset()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        rows = dict(before.rows)
+        if self._options.table == "events" and most is not None:
+            at, rows = self._end_of_events(queue, before, at, goal, most)
+        else:
+            begins, goal = self._without_holes(queue, at, goal)
+            at = end_of_batch(begins, goal, most)
+            rows = {partition: read for partition, read in rows.items() if at.get(partition) == begins.get(partition)}
+        return self._position(queue, at, bounds, rows).to_offset()
 
-    def _position(self, queue: QueueDescription, at: dict[int, int], bounds: PartitionBounds) -> StreamPosition:
+    def _end_of_events(
+        self, queue: QueueDescription, before: StreamPosition, at: dict[int, int], goal: Mapping[int, int], most: int
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Where a micro-batch of at most so many events ends."""
+        strict = self._options.fail_on_data_loss
+        rows = {partition: read for partition, read in before.rows.items() if at.get(partition) == before.at.get(partition)}
+        start = msgspec.structs.replace(before, at=at, rows=rows)
+        return end_of_event_batch(
+            start,
+            goal,
+            most,
+            lambda partition: self._opened.event_rows(
+                queue.incarnation, partition, max(at.get(partition, 0), self._lowest), goal[partition], fail_on_data_loss=strict
+            ),
+        )
+
+    def _position(
+        self, queue: QueueDescription, at: dict[int, int], bounds: PartitionBounds, rows: Mapping[int, int] | None = None
+    ) -> StreamPosition:
         missing = self._missing_counts(queue, at, bounds.stop)
-        return StreamPosition(queue.incarnation, self._options.table, at, missing, last_restore(queue))
+        return StreamPosition(queue.incarnation, self._options.table, at, missing, last_restore(queue), dict(rows or {}))
 
     def _without_holes(
         self, queue: QueueDescription, at: Mapping[int, int], goal: Mapping[int, int]
@@ -125,36 +160,46 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch. When Spark repeats one after a crash, this is the first call of the process."""
         queue = self._find_queue()
         first, last = self._check_position(queue, start), self._check_position(queue, end)
+        if self._options.table == "events":
+            return [StreamTask(queue.incarnation, part) for part in self._event_splits(queue, first, last)]
         wanted: dict[int, list[int]] = {}
-        events = self._options.table == "events"
         for partition, stop in last.at.items():
-            begins = max(first.at.get(partition, 0), self._lowest)
+            begins = first.at.get(partition, 0)
             missing = self._missing(queue, partition, begins, stop)
             if count(missing) > first.missing.get(partition, 0) - last.missing.get(partition, 0):
                 self._raise_lost(queue, partition, missing)
-            never = [] if events else self._opened.holes(queue, partition)
-            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(never)
-        parts = self._cut_at_bases(queue, wanted) if events else split(wanted, self._options.min_partitions)
-        return [StreamTask(queue.incarnation, part) for part in parts]
+            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(self._opened.holes(queue, partition))
+        return [StreamTask(queue.incarnation, part) for part in split(wanted, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in the task's process."""
         assert isinstance(partition, StreamTask)
-        number, runs, strict = partition.part.partition, partition.part.runs, self._options.fail_on_data_loss
+        part, incarnation, strict = partition.part, partition.incarnation, self._options.fail_on_data_loss
         with QueueTables.open(self._options.broker) as tables:
-            if self._options.table == "events":
-                yield from tables.events(partition.incarnation, number, runs[0], runs[-1], self._columns, fail_on_data_loss=strict)
+            if isinstance(part, EventSplit):
+                start, stop, skip, rows = part.start, part.stop, part.skip, part.rows
+                yield from tables.events(
+                    incarnation, part.partition, start, stop, self._columns, skip=skip, rows=rows, fail_on_data_loss=strict
+                )
             else:
-                yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
+                yield from tables.items(incarnation, part.partition, part.runs, self._columns, fail_on_data_loss=strict, exact=True)
 
-    def _cut_at_bases(self, queue: QueueDescription, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
-        """Cut ranges of events at the beginnings of segments: events can be read only from a Base on."""
+    def _event_splits(self, queue: QueueDescription, first: StreamPosition, last: StreamPosition) -> list[EventSplit]:
+        """What the tasks of a micro-batch of events read. Ranges are cut only at the beginnings of segments: events can
+        be read only from a Base on."""
         parts = []
-        for partition, runs in wanted.items():
-            for begins, stop in pairs(runs):
-                few = len(wanted) >= self._options.min_partitions
-                cuts = [] if few else self._opened.sequence_cuts(queue, partition, begins, stop)
-                parts += [Split(partition, [a, b]) for a, b in zip([begins, *cuts], [*cuts, stop], strict=True)]
+        for partition, stop in last.at.items():
+            start, skip, rows = max(first.at.get(partition, 0), self._lowest), first.rows.get(partition, 0), last.rows.get(partition, 0)
+            if missing := self._missing(queue, partition, start, stop):
+                self._raise_lost(queue, partition, missing)
+                start, skip = missing[-1], 0
+            if (start, skip) < (stop, rows):
+                few = len(last.at) >= self._options.min_partitions
+                cuts = [] if few else self._opened.sequence_cuts(queue, partition, start, stop)
+                edges = [EventSplit(partition, *pair) for pair in zip([start, *cuts], [*cuts, stop], strict=True)]
+                edges[0] = msgspec.structs.replace(edges[0], skip=skip)
+                edges[-1] = msgspec.structs.replace(edges[-1], rows=rows)
+                parts += edges
         return parts
 
     # -- the cursor ------------------------------------------------------------------------------------
