@@ -3,7 +3,9 @@
 Owns: `StreamReader`, for tables items and events. An offset says how far each partition is read (positions.py). A range
 between two offsets always has the same rows, as long as retention removes none. Spark repeats a micro-batch after a
 crash, so rows count as read only when the next micro-batch begins.
-Partitions added by a resize are read from their first item on; retired ones are read to their end.
+Partitions added by a resize are read from their first item on; retired ones are read to their end. A micro-batch has
+items of one generation only (generations.py): items of keys that a resize moved come after all items of these keys in
+their old partition, in a later micro-batch.
 Items that retention or damage removed before they were read are an error, unless failOnDataLoss is false. With
 `cursor`, retention keeps what is not read yet.
 Takes no lock. Everything but `read` runs on the driver, in one process, one call at a time.
@@ -22,6 +24,7 @@ from penstock.operations import MoveCursor
 from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.spark.broker_access import ask_present_owner, open_home
+from penstock.spark.generations import Generations
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import (
     StreamPosition,
@@ -94,9 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. Everything before `start` is in the sink."""
-        queue = self._find_queue()
+        queue, bounds = self._survey()
         before = self._check_position(queue, start)
-        bounds = self._bounds(queue)
         self._move_cursor(before, bounds.stop)
         if self._first_empty:
             self._first_empty = False
@@ -110,6 +112,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.table == "events" and most is not None:
             at, rows = self._end_of_events(queue, before, at, goal, most)
         else:
+            at, _ = self._without_holes(queue, at, goal)
+            if self._options.table == "items":
+                goal = Generations(queue).next_stop(at, goal)
             begins, goal = self._without_holes(queue, at, goal)
             at = end_of_batch(begins, goal, most)
             rows = {partition: read for partition, read in rows.items() if at.get(partition) == begins.get(partition)}
@@ -148,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**at, **begins}, {partition: end for partition, (_, end) in ends.items()}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._goal = dict(self._bounds(self._find_queue()).stop)
+        self._goal = dict(self._survey()[1].stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         queue = self._opened.find(self._options.queue)
@@ -245,6 +250,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tables is not None:
             self._tables.refresh()
         return self._opened.find(self._options.queue)
+
+    def _survey(self) -> tuple[QueueDescription, PartitionBounds]:
+        """The queue and its bounds, which contain no items of a later generation than the queue's marks."""
+        while True:
+            queue = self._find_queue()
+            bounds = self._bounds(queue)
+            now = self._opened.find(self._options.queue)
+            if (now.incarnation, now.marks.keys()) == (queue.incarnation, queue.marks.keys()):
+                return queue, bounds
 
     def _bounds(self, queue: QueueDescription) -> PartitionBounds:
         published = self._opened.published(queue)
