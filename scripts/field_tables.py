@@ -46,6 +46,9 @@ def _join(before: str) -> str:
 def items_table() -> str:
     """The columns of the items table, with Spark's types."""
     rows = [(one.name, one.dataType.simpleString(), "; ".join(_descriptions(BY_NAME[one.name]))) for one in spark_schema(ITEMS)]
+    rows.append(
+        ("generation", "int", "how often the queue had been resized when it was produced, plus 1; only with includeGeneration=true")
+    )
     return _table(("column", "type", ""), rows)
 
 

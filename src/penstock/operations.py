@@ -148,6 +148,8 @@ class FindQueue(Query[QueueDescription]):
     """The queue of this name; without a name, the queue of this incarnation."""
 
     name: str = ""
+    marks: bool = False
+    """Whether the answer has the marks of the last resizes."""
 
 
 class ListQueues(Query[list[QueueDescription]]):

@@ -34,11 +34,15 @@ class QueueDescription(msgspec.Struct, frozen=True):
     read_only: list[int]
     restores: list[RestorePoint] = []
     """The restores of the queue from backups, the newest last."""
+    marks: dict[int, dict[int, int]] = {}
+    """Only if they were asked for: version of the slot map → partition → its next offset when that version took effect,
+    for the last resizes. A partition that took no items then has no mark."""
 
 
-def describe_queue(entry: QueueEntry) -> QueueDescription:
+def describe_queue(entry: QueueEntry, marks: bool = False) -> QueueDescription:
     partitions = (len(entry.active), entry.active, entry.retired, entry.read_only)
-    return QueueDescription(entry.name, entry.incarnation, entry.created_at, entry.options, *partitions, entry.restores)
+    known = entry.marks if marks else {}
+    return QueueDescription(entry.name, entry.incarnation, entry.created_at, entry.options, *partitions, entry.restores, known)
 
 
 class PartitionStats(msgspec.Struct, frozen=True):

@@ -210,6 +210,8 @@ def test_queues_are_made_found_listed_changed_and_deleted(home: Home) -> None:
     assert [[found.name for found in home.call(ListQueues(prefixes=one))] for one in ([], ["b", "c"], ["", "a"])] == [[], ["b"], ["a", "b"]]
     assert home.call(UpdateQueue(queue=queue, changes={"max_attempts": 5})).options.policy.max_attempts == 5
     assert home.call(ResizeQueue(queue=queue, partitions=3)).partitions == 3
+    marked = home.call(FindQueue(queue=queue, marks=True)).marks
+    assert [*marked] == [2] and home.call(FindQueue(queue=queue)).marks == {}, "marks are for those who ask"
     assert home.call(SetReadOnly(queue=queue, partition=0)).read_only == [0]
     assert len(home.call(ReadSlotMap(queue=queue))) > 0
     home.call(DeleteQueue(queue=queue))

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame
 
-from penstock import Broker, Queue
+from penstock import Broker, NewItem, Queue
 from tests.spark.memory_sink import MemorySink
 from tests.spark.stream_runs import fill, resolve, small_segments
 from tests.spark.waiting import wait_until
@@ -68,6 +68,19 @@ def test_a_stream_beside_a_producer_and_through_resizes(spark: "SparkSession", t
     assert {key: value for key, value in end.items() if key.isdecimal()} == {
         str(one.partition): one.produced for one in queue.stats().partitions if one.produced
     }
+
+
+def test_items_of_a_key_are_in_order_through_resizes(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
+    queue, sink, keys, produced = broker.create_queue("orders", partitions=2), StreamSink(tmp_path), 20, 0
+    for width in (5, 1, 3):
+        queue.produce_many([NewItem(str(number).encode(), key=f"k{number % keys}") for number in range(produced, produced + 400)])
+        produced += 400
+        queue.resize(width)
+    sink.drain(stream(spark, broker_dir, maxItemsPerTrigger=150, includeGeneration=True))
+    batches = [rows for _, rows in sorted(sink.batches.items()) if rows]
+    assert [generation for rows in batches for generation in {row.generation for row in rows}] == [1] * 3 + [2] * 3 + [3] * 3
+    seen = [sorted(int(row.payload) for row in rows if row.key == b"k7") for rows in batches]
+    assert [number for numbers in seen for number in numbers] == list(range(7, produced, keys))
 
 
 def test_available_now_ends_and_goes_on_where_it_ended(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:

@@ -272,7 +272,8 @@ class EmbeddedBroker:
     # -- operations that the broker itself answers ---------------------------------------------------
 
     def _find(self, operation: FindQueue) -> QueueDescription:
-        return describe_queue(self._wait_until_open(self.catalog.find(operation.name) if operation.name else self.entry(operation.queue)))
+        entry = self._wait_until_open(self.catalog.find(operation.name) if operation.name else self.entry(operation.queue))
+        return describe_queue(entry, operation.marks)
 
     def _create(self, operation: CreateQueue) -> QueueDescription:
         chosen = merged(Options(), operation.options)

@@ -190,7 +190,7 @@ class Snapshot:
 
     def _find(self, operation: FindQueue) -> QueueDescription:
         found = entry_by_name(self._catalog, operation.name) if operation.name else entry_by_incarnation(self._catalog, operation.queue)
-        return describe_queue(found)
+        return describe_queue(found, operation.marks)
 
     def _history(self, operation: ReadHistory) -> list[ItemEvent]:
         return trace.history(self, operation, self._name_of, lambda at: self._reader(at.queue, at.partition).sequence + 1)

@@ -29,7 +29,7 @@ from penstock.rules.runs import RunSet
 from penstock.spark.broker_access import ask_present_owner, open_home, parse_broker
 from penstock.spark.options import SourceOptions, require_directories
 from penstock.spark.queue_tables import QueueTables
-from penstock.spark.ranges import split
+from penstock.spark.ranges import Split, split
 from penstock.spark.stream_reader import StreamTask
 from penstock.words.clock import MILLISECOND, SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueHeld, QueueNotFound
@@ -200,6 +200,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one task. Runs in the task's process."""
         assert isinstance(partition, StreamTask)
         with QueueTables.open(self._options.broker) as tables:
+            assert isinstance(partition.part, Split)
             number, runs = partition.part.partition, partition.part.runs
             yield from tables.items(partition.incarnation, number, runs, self._columns, forwarded=True)
 

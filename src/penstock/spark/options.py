@@ -19,7 +19,7 @@ import msgspec
 
 from penstock.rules.options import check_name
 from penstock.spark.broker_access import BrokerRoots, parse_broker
-from penstock.tables.schemas import TABLES
+from penstock.spark.queue_tables import TABLES
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
@@ -59,6 +59,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] | None = None
     """Only these columns, in this order; None: all."""
     include_headers: bool = False
+    include_generation: bool = False
     starting_offsets: RangeEnd | None = None
     """Item offsets for table items, log sequences for table events."""
     ending_offsets: RangeEnd | None = None
@@ -118,8 +119,12 @@ def require_directories(broker: BrokerRoots) -> BrokerRoots:
 def _check_together(options: SourceOptions) -> SourceOptions:
     """The options; InvalidRequest if they contradict each other."""
     schema = TABLES[options.table]
-    if options.include_headers and "headers" not in schema.names:
-        raise InvalidRequest(f"includeHeaders is true but table {options.table} has no headers; leave it out, or read table items or dead")
+    for wanted, name, column, having in (
+        (options.include_headers, "includeHeaders", "headers", "items or dead"),
+        (options.include_generation, "includeGeneration", "generation", "items"),
+    ):
+        if wanted and column not in schema.names:
+            raise InvalidRequest(f"{name} is true but table {options.table} has no {column}; leave it out, or read table {having}")
     unknown = [name for name in options.columns or () if name not in schema.names]
     if unknown:
         raise InvalidRequest(f"table {options.table} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
@@ -264,6 +269,7 @@ OPTIONS = (
     _Option("table", _table),
     _Option("columns", _names, _READING),
     _Option("includeHeaders", _flag, _READING),
+    _Option("includeGeneration", _flag, _READING),
     _Option("startingOffsets", _range_end, _READING),
     _Option("endingOffsets", _range_end, _BATCHES),
     _Option("startingTimestamp", _instant, _READING),

@@ -1,18 +1,21 @@
 """How far a stream has read: its offsets, as Spark keeps them in the checkpoint, and where the next micro-batch ends.
 
-Owns: `StreamPosition` and its JSON, `check_not_after_backup`, `end_at_hole`, `shares` and `end_of_batch`. No I/O.
+Owns: `StreamPosition` and its JSON, `check_not_after_backup`, `end_at_hole`, `shares`, `end_of_batch` and
+`end_of_event_batch`. No I/O.
     {"incarnation": "5f0c…", "table": "items", "0": 1200, "1": 1187, "missing": {"1": 40}, "restored": 1790000000000000}
+    {"incarnation": "5f0c…", "table": "events", "0": 17, "1": 4, "rows": {"1": 250}}
 Each partition has the next number to read: an item offset for table items, a log sequence for table events. A partition
-without a number was not read yet; its number is 0. `missing` counts, per partition, the items from that number on that
-retention or damage had removed when the offset was made. This count never shrinks. If a later count is larger, items
-were removed before the stream read them.
+without a number was not read yet; its number is 0. A frame of a log may hold any number of events, so `rows` says how
+many events of the frame with that sequence were read already. `missing` counts, per partition, the items from that
+number on that retention or damage had removed when the offset was made. This count never shrinks. If a later count is
+larger, items were removed before the stream read them.
 Spark compares offsets as JSON, so equal positions must give equal JSON.
 The incarnation is there to refuse offsets of a queue that was deleted and created again under the same name.
 `restored` names the last restore of the queue from a backup, if there was one. An offset from before a restore is right
 as far as the backup reaches, and is refused if it has read further.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +24,7 @@ from penstock.reports import QueueDescription
 from penstock.rules.runs import pairs
 from penstock.words.errors import InvalidRequest
 
-INCARNATION, TABLE, MISSING, RESTORED = "incarnation", "table", "missing", "restored"
+INCARNATION, TABLE, MISSING, RESTORED, ROWS = "incarnation", "table", "missing", "restored", "rows"
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
@@ -33,17 +36,18 @@ class StreamPosition(msgspec.Struct, frozen=True):
     missing: dict[int, int] = {}
     restored: int = 0
     """When the queue was last restored from a backup; 0: never."""
+    rows: dict[int, int] = {}
+    """For table events: how many rows of the next frame were read already, where some were."""
 
     def to_offset(self) -> dict[str, Any]:
         """The offset as Spark keeps it in its checkpoint."""
         offset = {INCARNATION: f"{self.incarnation:016x}", TABLE: self.table, **_named(self.at)}
-        missing = _named({partition: items for partition, items in self.missing.items() if items})
-        restored = {RESTORED: self.restored} if self.restored else {}
-        return {**offset, MISSING: missing, **restored} if missing else {**offset, **restored}
+        more = {MISSING: _named(self.missing, least=1), RESTORED: self.restored, ROWS: _named(self.rows, least=1)}
+        return offset | {name: value for name, value in more.items() if value}
 
 
-def _named(numbers: Mapping[int, int]) -> dict[str, int]:
-    return {str(partition): numbers[partition] for partition in sorted(numbers)}
+def _named(numbers: Mapping[int, int], least: int = 0) -> dict[str, int]:
+    return {str(partition): numbers[partition] for partition in sorted(numbers) if numbers[partition] >= least}
 
 
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
@@ -51,8 +55,8 @@ def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
     try:
         given = dict(offset)
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))
-        missing, restored = _numbered(given.pop(MISSING, {})), int(given.pop(RESTORED, 0))
-        return StreamPosition(incarnation, table, _numbered(given), missing, restored)
+        missing, restored, rows = _numbered(given.pop(MISSING, {})), int(given.pop(RESTORED, 0)), _numbered(given.pop(ROWS, {}))
+        return StreamPosition(incarnation, table, _numbered(given), missing, restored, rows)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _foreign(offset) from None
 
@@ -85,7 +89,7 @@ def check_not_after_backup(position: StreamPosition, queue: QueueDescription) ->
     for point in queue.restores:
         ends = {partition: sequence + 1 if position.table == "events" else offset for partition, offset, sequence in point.ends}
         for partition, number in position.at.items() if point.at > position.restored else ():
-            if number > ends.get(partition, 0):
+            if number + (position.rows.get(partition, 0) > 0) > ends.get(partition, 0):
                 raise InvalidRequest(
                     f"queue {queue.name!r} was restored from a backup that ends at {ends.get(partition, 0)} in partition {partition}, and "
                     f"this stream has read up to {number}, before the restore or in another copy; start with a new checkpointLocation"
@@ -133,6 +137,58 @@ def end_of_batch(start: Mapping[int, int], ends: Mapping[int, int], limit: int |
     if limit is not None:
         backlog = shares(backlog, limit, sum(start.values()))
     return {**start, **{partition: start.get(partition, 0) + size for partition, size in backlog.items() if size}}
+
+
+def end_of_event_batch(
+    start: StreamPosition, ends: Mapping[int, int], limit: int, frames: Callable[[int], Iterator[tuple[int, int]]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Where a micro-batch of events ends: at `ends`, or after `limit` rows. Gives the sequence of each partition, and
+    the rows that are read of that frame. `frames` gives the frames of a partition from `start` on, with their rows.
+
+    Only as many frames are counted as are needed. The partitions get even shares; what some do not need, others get.
+    """
+    behind = sorted(partition for partition, end in ends.items() if end > start.at.get(partition, 0))
+    turn = sum(start.at.values()) % len(behind) if behind else 0  # a small limit reads other partitions each time
+    left, unfinished = limit, [*behind[turn:], *behind[:turn]]
+    counts = {partition: _FrameCount(frames(partition), start, partition) for partition in behind}
+    while left > 0 and unfinished:
+        even, remainder = divmod(left, len(unfinished))
+        wanted = {partition: even + (index < remainder) for index, partition in enumerate(unfinished)}
+        taken = {partition: counts[partition].take(rows) for partition, rows in wanted.items()}
+        left -= sum(taken.values())
+        unfinished = [partition for partition in unfinished if taken[partition] == wanted[partition]]
+    at, rows = dict(start.at), dict(start.rows)
+    for partition, reached in counts.items():
+        at[partition], rows[partition] = (ends[partition], 0) if reached.at_end else (reached.sequence, reached.rows)
+    return {partition: number for partition, number in at.items() if number}, rows
+
+
+class _FrameCount:
+    """Counts rows of a partition's frames, from a position on."""
+
+    def __init__(self, frames: Iterator[tuple[int, int]], start: StreamPosition, partition: int) -> None:
+        self._frames = frames
+        self.sequence, self.rows = start.at.get(partition, 0), start.rows.get(partition, 0)
+        """The next frame, and how many of its rows are counted."""
+        self._known: tuple[int, int] | None = None
+        """A frame of which some rows are not counted yet."""
+        self.at_end = False
+
+    def take(self, limit: int) -> int:
+        """Count `limit` rows more; gives how many there are."""
+        left = limit
+        while left > 0:
+            frame = self._known or next(self._frames, None)
+            if frame is None:
+                self.at_end = True
+                break
+            sequence, total = frame
+            done = self.rows if sequence == self.sequence else 0
+            more = min(left, max(0, total - done))
+            left -= more
+            self._known = frame if done + more < total else None
+            self.sequence, self.rows = (sequence, done + more) if self._known else (sequence + 1, 0)
+        return limit - left
 
 
 def unread_count(start: Mapping[int, int], ends: Mapping[int, int]) -> int:

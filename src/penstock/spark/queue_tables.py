@@ -1,7 +1,8 @@
 """A broker's queues as the tables that Spark reads: their ranges, where to cut them into tasks, and their rows.
 
-Owns: `QueueTables`, `DeadLetterPartition`. Works on any home. The driver asks by operations and reads the published
-ranges of logs; tasks open the logs that they read. The broker may have an owner at the same time, or none.
+Owns: `QueueTables`, `DeadLetterPartition`, and `TABLES`, their columns. Works on any home. The driver asks by
+operations and reads the published ranges of logs; tasks open the logs that they read. The broker may have an owner at
+the same time, or none.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +19,18 @@ from penstock.operations import FindQueue, Home, ListCursors, ListQueues
 from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count
 from penstock.spark.broker_access import BrokerRoots, open_home
-from penstock.tables import dead, events, items, state
+from penstock.spark.generations import Generations
+from penstock.tables import dead, events, items, schemas, state
+from penstock.tables.events import FrameRows
+from penstock.tables.schemas import select_columns
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
 """About how much of a log one task reads, unless more are asked for: Spark's default for files."""
 PAGE = 1_000
+GENERATION = "generation"
+TABLES = {**schemas.TABLES, "items": schemas.ITEMS.append(pa.field(GENERATION, pa.int32()))}
+"""The columns of the tables: those of the logs, and what a queue's catalog says of its items."""
 
 
 class DeadLetterPartition(NamedTuple):
@@ -59,7 +66,8 @@ class QueueTables:
     # -- queues and their ranges -----------------------------------------------------------------------
 
     def find(self, queue: str) -> QueueDescription:
-        return self._home.call(FindQueue(name=queue))
+        """The queue of that name, with the marks of its resizes."""
+        return self._home.call(FindQueue(name=queue, marks=True))
 
     def refresh(self) -> None:
         """Bring the partitions' state, which `missing` uses, up to what is published now."""
@@ -160,9 +168,16 @@ class QueueTables:
         exact: with fail_on_data_loss, raise an error for every missing item: `runs` has none that was missing before.
         forwarded: include the items forwarded from another partition of the queue, as a consumer needs them.
         """
-        return items.items(
-            self._log_opener(incarnation, partition), runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded
-        )
+        log = self._log_opener(incarnation, partition)
+        if GENERATION not in columns:
+            yield from items.items(log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
+            return
+        generations = Generations(self._home.call(FindQueue(queue=incarnation, marks=True)))
+        stored = list(dict.fromkeys([*(name for name in columns if name != GENERATION), "offset"]))
+        for batch in items.items(log, runs, stored, strict=fail_on_data_loss, exact=exact, forwarded=forwarded):
+            found = generations.column(partition, batch.column("offset"))
+            arrays = [found if name == GENERATION else batch.column(name) for name in columns]
+            yield pa.RecordBatch.from_arrays(arrays, schema=select_columns(TABLES["items"], columns))
 
     def events(
         self,
@@ -172,13 +187,20 @@ class QueueTables:
         stop: int,
         columns: Sequence[str],
         *,
+        skip: int = 0,
+        rows: int = 0,
         since: int | None = None,
         until: int | None = None,
         fail_on_data_loss: bool = True,
     ) -> Iterator[pa.RecordBatch]:
-        """The events of the log sequences [start, stop) and the times [since, until)."""
+        """The events of the log sequences [start, stop) and the times [since, until), without the first `skip` rows of
+        the frame `start`, and with the first `rows` rows of the frame `stop`."""
         log = self._log_opener(incarnation, partition)
-        return events.events(log, start, stop, columns, since=since, until=until, strict=fail_on_data_loss)
+        return events.events(log, start, stop, columns, skip=skip, rows=rows, since=since, until=until, strict=fail_on_data_loss)
+
+    def event_rows(self, incarnation: int, partition: int, start: int, stop: int, *, fail_on_data_loss: bool = True) -> Iterator[FrameRows]:
+        """How many events each frame of the log sequences [start, stop) has."""
+        return events.frame_rows(self._log_opener(incarnation, partition), start, stop, strict=fail_on_data_loss)
 
     def states(self, incarnation: int, partition: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The items of a partition that are not completed now."""

@@ -1,7 +1,7 @@
 """Which range of a queue a query reads, and how the range is cut into tasks.
 
 Owns: `PartitionBounds` (`item_bounds`, `sequence_bounds`), what can be read; `first_positions`, where a query begins;
-`Split`, what a task of a stream reads; and `split`. A start outside the bounds is an InvalidRequest.
+`Split` and `EventSplit`, what a task of a stream reads; and `split`. A start outside the bounds is an InvalidRequest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,10 +100,21 @@ def _check_not_in_hole(number: int, partition: int, holes: Sequence[int]) -> Non
 
 
 class Split(msgspec.Struct, frozen=True):
-    """What one task reads of a partition: item offsets or log sequences, as flat runs."""
+    """What one task reads of a partition: item offsets, as flat runs."""
 
     partition: int
     runs: list[int]
+
+
+class EventSplit(msgspec.Struct, frozen=True):
+    """What one task reads of a partition's events: the frames [start, stop), without the first `skip` rows of the frame
+    `start`, and with the first `rows` rows of the frame `stop`."""
+
+    partition: int
+    start: int
+    stop: int
+    skip: int = 0
+    rows: int = 0
 
 
 def split(wanted: Mapping[int, Sequence[int]], least: int = 0) -> list[Split]:

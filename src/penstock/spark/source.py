@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse_options, require_directories
-from penstock.spark.queue_tables import QueueTables
+from penstock.spark.queue_tables import GENERATION, TABLES, QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
@@ -141,10 +141,11 @@ class FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def selected_schema(options: SourceOptions) -> pa.Schema:
     """The columns of the table that the options select."""
-    table = schemas.TABLES[options.table]
+    table = TABLES[options.table]
     if options.columns is not None:
         return schemas.select_columns(table, options.columns)
-    return table if options.include_headers else schemas.select_columns(table, [name for name in table.names if name != "headers"])
+    left_out = {"headers": not options.include_headers, GENERATION: not options.include_generation}
+    return schemas.select_columns(table, [name for name in table.names if not left_out.get(name)])
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
@@ -154,7 +155,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def selected_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
     """The column names of a schema. InvalidRequest unless each is a column of the table and has its type."""
-    table = schemas.TABLES[options.table]
+    table = TABLES[options.table]
     if not schema.fields:
         raise InvalidRequest("the schema has no columns; leave it out, or name some of the table's")
     for field in schema.fields:

@@ -3,7 +3,9 @@
 Owns: `StreamReader`, for tables items and events. An offset says how far each partition is read (positions.py). A range
 between two offsets always has the same rows, as long as retention removes none. Spark repeats a micro-batch after a
 crash, so rows count as read only when the next micro-batch begins.
-Partitions added by a resize are read from their first item on; retired ones are read to their end.
+Partitions added by a resize are read from their first item on; retired ones are read to their end. A micro-batch has
+items of one generation only (generations.py): items of keys that a resize moved come after all items of these keys in
+their old partition, in a later micro-batch.
 Items that retention or damage removed before they were read are an error, unless failOnDataLoss is false. With
 `cursor`, retention keeps what is not read yet.
 Takes no lock. Everything but `read` runs on the driver, in one process, one call at a time.
@@ -13,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
@@ -21,18 +24,29 @@ from penstock.operations import MoveCursor
 from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, count, pairs
 from penstock.spark.broker_access import ask_present_owner, open_home
+from penstock.spark.generations import Generations
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import (
     StreamPosition,
     check_not_after_backup,
     end_at_hole,
     end_of_batch,
+    end_of_event_batch,
     last_restore,
     parse_position,
     unread_count,
 )
 from penstock.spark.queue_tables import QueueTables
-from penstock.spark.ranges import PartitionBounds, Split, first_positions, item_bounds, sequence_bounds, split, starts_at_latest
+from penstock.spark.ranges import (
+    EventSplit,
+    PartitionBounds,
+    Split,
+    first_positions,
+    item_bounds,
+    sequence_bounds,
+    split,
+    starts_at_latest,
+)
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 DEFAULT_BATCH_ITEMS = 1_000_000
@@ -45,7 +59,7 @@ SHOWN_RUNS = 3
 class StreamTask(InputPartition):
     """What one task of a micro-batch reads."""
 
-    def __init__(self, incarnation: int, part: Split) -> None:
+    def __init__(self, incarnation: int, part: Split | EventSplit) -> None:
         super().__init__(part)
         self.incarnation = incarnation
         self.part = part
@@ -83,9 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. Everything before `start` is in the sink."""
-        queue = self._find_queue()
+        queue, bounds = self._survey()
         before = self._check_position(queue, start)
-        bounds = self._bounds(queue)
         self._move_cursor(before, bounds.stop)
         if self._first_empty:
             self._first_empty = False
@@ -94,13 +107,40 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         goal = bounds.stop if self._goal is None else self._goal
         if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
             goal = {}
-        at, goal = self._without_holes(queue, at, goal)
-        at = end_of_batch(at, goal, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        return self._position(queue, at, bounds).to_offset()
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        rows = dict(before.rows)
+        if self._options.table == "events" and most is not None:
+            at, rows = self._end_of_events(queue, before, at, goal, most)
+        else:
+            at, _ = self._without_holes(queue, at, goal)
+            if self._options.table == "items":
+                goal = Generations(queue).next_stop(at, goal)
+            begins, goal = self._without_holes(queue, at, goal)
+            at = end_of_batch(begins, goal, most)
+            rows = {partition: read for partition, read in rows.items() if at.get(partition) == begins.get(partition)}
+        return self._position(queue, at, bounds, rows).to_offset()
 
-    def _position(self, queue: QueueDescription, at: dict[int, int], bounds: PartitionBounds) -> StreamPosition:
+    def _end_of_events(
+        self, queue: QueueDescription, before: StreamPosition, at: dict[int, int], goal: Mapping[int, int], most: int
+    ) -> tuple[dict[int, int], dict[int, int]]:
+        """Where a micro-batch of at most so many events ends."""
+        strict = self._options.fail_on_data_loss
+        rows = {partition: read for partition, read in before.rows.items() if at.get(partition) == before.at.get(partition)}
+        start = msgspec.structs.replace(before, at=at, rows=rows)
+        return end_of_event_batch(
+            start,
+            goal,
+            most,
+            lambda partition: self._opened.event_rows(
+                queue.incarnation, partition, max(at.get(partition, 0), self._lowest), goal[partition], fail_on_data_loss=strict
+            ),
+        )
+
+    def _position(
+        self, queue: QueueDescription, at: dict[int, int], bounds: PartitionBounds, rows: Mapping[int, int] | None = None
+    ) -> StreamPosition:
         missing = self._missing_counts(queue, at, bounds.stop)
-        return StreamPosition(queue.incarnation, self._options.table, at, missing, last_restore(queue))
+        return StreamPosition(queue.incarnation, self._options.table, at, missing, last_restore(queue), dict(rows or {}))
 
     def _without_holes(
         self, queue: QueueDescription, at: Mapping[int, int], goal: Mapping[int, int]
@@ -113,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**at, **begins}, {partition: end for partition, (_, end) in ends.items()}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._goal = dict(self._bounds(self._find_queue()).stop)
+        self._goal = dict(self._survey()[1].stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         queue = self._opened.find(self._options.queue)
@@ -125,36 +165,46 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a micro-batch. When Spark repeats one after a crash, this is the first call of the process."""
         queue = self._find_queue()
         first, last = self._check_position(queue, start), self._check_position(queue, end)
+        if self._options.table == "events":
+            return [StreamTask(queue.incarnation, part) for part in self._event_splits(queue, first, last)]
         wanted: dict[int, list[int]] = {}
-        events = self._options.table == "events"
         for partition, stop in last.at.items():
-            begins = max(first.at.get(partition, 0), self._lowest)
+            begins = first.at.get(partition, 0)
             missing = self._missing(queue, partition, begins, stop)
             if count(missing) > first.missing.get(partition, 0) - last.missing.get(partition, 0):
                 self._raise_lost(queue, partition, missing)
-            never = [] if events else self._opened.holes(queue, partition)
-            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(never)
-        parts = self._cut_at_bases(queue, wanted) if events else split(wanted, self._options.min_partitions)
-        return [StreamTask(queue.incarnation, part) for part in parts]
+            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(self._opened.holes(queue, partition))
+        return [StreamTask(queue.incarnation, part) for part in split(wanted, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in the task's process."""
         assert isinstance(partition, StreamTask)
-        number, runs, strict = partition.part.partition, partition.part.runs, self._options.fail_on_data_loss
+        part, incarnation, strict = partition.part, partition.incarnation, self._options.fail_on_data_loss
         with QueueTables.open(self._options.broker) as tables:
-            if self._options.table == "events":
-                yield from tables.events(partition.incarnation, number, runs[0], runs[-1], self._columns, fail_on_data_loss=strict)
+            if isinstance(part, EventSplit):
+                start, stop, skip, rows = part.start, part.stop, part.skip, part.rows
+                yield from tables.events(
+                    incarnation, part.partition, start, stop, self._columns, skip=skip, rows=rows, fail_on_data_loss=strict
+                )
             else:
-                yield from tables.items(partition.incarnation, number, runs, self._columns, fail_on_data_loss=strict, exact=True)
+                yield from tables.items(incarnation, part.partition, part.runs, self._columns, fail_on_data_loss=strict, exact=True)
 
-    def _cut_at_bases(self, queue: QueueDescription, wanted: Mapping[int, Sequence[int]]) -> list[Split]:
-        """Cut ranges of events at the beginnings of segments: events can be read only from a Base on."""
+    def _event_splits(self, queue: QueueDescription, first: StreamPosition, last: StreamPosition) -> list[EventSplit]:
+        """What the tasks of a micro-batch of events read. Ranges are cut only at the beginnings of segments: events can
+        be read only from a Base on."""
         parts = []
-        for partition, runs in wanted.items():
-            for begins, stop in pairs(runs):
-                few = len(wanted) >= self._options.min_partitions
-                cuts = [] if few else self._opened.sequence_cuts(queue, partition, begins, stop)
-                parts += [Split(partition, [a, b]) for a, b in zip([begins, *cuts], [*cuts, stop], strict=True)]
+        for partition, stop in last.at.items():
+            start, skip, rows = max(first.at.get(partition, 0), self._lowest), first.rows.get(partition, 0), last.rows.get(partition, 0)
+            if missing := self._missing(queue, partition, start, stop):
+                self._raise_lost(queue, partition, missing)
+                start, skip = missing[-1], 0
+            if (start, skip) < (stop, rows):
+                few = len(last.at) >= self._options.min_partitions
+                cuts = [] if few else self._opened.sequence_cuts(queue, partition, start, stop)
+                edges = [EventSplit(partition, *pair) for pair in zip([start, *cuts], [*cuts, stop], strict=True)]
+                edges[0] = msgspec.structs.replace(edges[0], skip=skip)
+                edges[-1] = msgspec.structs.replace(edges[-1], rows=rows)
+                parts += edges
         return parts
 
     # -- the cursor ------------------------------------------------------------------------------------
@@ -200,6 +250,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tables is not None:
             self._tables.refresh()
         return self._opened.find(self._options.queue)
+
+    def _survey(self) -> tuple[QueueDescription, PartitionBounds]:
+        """The queue and its bounds, which contain no items of a later generation than the queue's marks."""
+        while True:
+            queue = self._find_queue()
+            bounds = self._bounds(queue)
+            now = self._opened.find(self._options.queue)
+            if (now.incarnation, now.marks.keys()) == (queue.incarnation, queue.marks.keys()):
+                return queue, bounds
 
     def _bounds(self, queue: QueueDescription) -> PartitionBounds:
         published = self._opened.published(queue)

@@ -1,8 +1,8 @@
 """The table of events: what happened to items.
 
-Owns: `events`. It is built from the runs that `loop.item_events.frame_events` returns: an event that happened to many
-items at once is one entry, and costs the same however many they are. A value that is not known, or does not apply, is
-null.
+Owns: `events`, and `frame_rows`, which counts its rows by frame. It is built from the runs that
+`loop.item_events.frame_events` returns: an event that happened to many items at once is one entry, and costs the same
+however many they are. A value that is not known, or does not apply, is null.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +15,19 @@ from penstock.logs.frame import DROPPED
 from penstock.logs.log import Frame, Gap, ReadableLog, SegmentFacts
 from penstock.loop.item_events import frame_events
 from penstock.rules.events import EventRuns, format_place
-from penstock.rules.runs import count, offsets
+from penstock.rules.runs import count, offsets, pairs
 from penstock.tables.arrays import chunks, ids, offsets_of, repeat_each
 from penstock.tables.item_columns import ROWS
 from penstock.tables.items import OpenLog
 from penstock.tables.schemas import EVENTS, INSTANT, batch_of, select_columns
 from penstock.words.errors import InvalidRequest
+
+
+class FrameRows(NamedTuple):
+    """A number of rows of one frame."""
+
+    sequence: int
+    rows: int
 
 
 class _Entry(NamedTuple):
@@ -40,31 +47,62 @@ def events(
     stop: int,
     columns: Sequence[str],
     *,
+    skip: int = 0,
+    rows: int = 0,
     since: int | None = None,
     until: int | None = None,
     strict: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The events in the frames with sequences [start, stop), in batches. `since` and `until` limit their wall times.
 
+    skip: leave out the first rows of the frame `start`.
+    rows: add the first rows of the frame `stop`.
     strict: raise an error if retention has dropped or thinned out frames of this range. Otherwise return what is left.
     """
     schema = select_columns(EVENTS, columns)
     with closing(open_log()) as log:
-        for entries in _grouped(_entries(log, start, stop, since, until, strict)):
+        found = _entries(log, FrameRows(start, skip), FrameRows(stop, rows), strict)
+        timely = (entry for entry in found if (since is None or entry.event.at >= since) and (until is None or entry.event.at < until))
+        for entries in _grouped(timely):
             event_rows = _EventRows(entries, log.partition)
             yield batch_of([event_rows.column(name) for name in columns], schema, sum(entry.rows for entry in entries))
 
 
-def _entries(log: ReadableLog, start: int, stop: int, since: int | None, until: int | None, strict: bool) -> Iterator[_Entry]:
-    """The events as entries of at most ROWS rows."""
-    for sequence, found in frame_events(_StrictLog(log, start, stop) if strict else log, start, stop):
+def frame_rows(open_log: OpenLog, start: int, stop: int, *, strict: bool = True) -> Iterator[FrameRows]:
+    """The frames with sequences [start, stop) that have rows in the table, and how many."""
+    with closing(open_log()) as log:
+        for sequence, found in frame_events(_StrictLog(log, start, stop) if strict else log, start, stop):
+            yield FrameRows(sequence, sum(count(event.runs) for event in found))
+
+
+def _entries(log: ReadableLog, start: FrameRows, end: FrameRows, strict: bool) -> Iterator[_Entry]:
+    """The events between two places in a log, as entries of at most ROWS rows."""
+    stop = end.sequence + (end.rows > 0)
+    for sequence, found in frame_events(_StrictLog(log, start.sequence, stop) if strict else log, start.sequence, stop):
+        skip = start.rows if sequence == start.sequence else 0
+        left = end.rows if sequence == end.sequence else None
         for event in found:
-            if (since is None or event.at >= since) and (until is None or event.at < until):
-                first = 0
-                for runs in chunks(event.runs, ROWS):
-                    rows = count(runs)
-                    yield _Entry(sequence, event, runs, rows, first)
-                    first += rows
+            runs, total = event.runs, count(event.runs)
+            first, last = min(skip, total), total if left is None else min(left, total)
+            skip, left = skip - first, None if left is None else left - last
+            if first or last < total:
+                runs = _rows_between(runs, first, last)
+            for part in chunks(runs, ROWS):
+                rows = count(part)
+                yield _Entry(sequence, event, part, rows, first)
+                first += rows
+
+
+def _rows_between(runs: Sequence[int], first: int, last: int) -> list[int]:
+    """Flat runs without the items before the index `first` and from the index `last` on."""
+    found: list[int] = []
+    index = 0
+    for start, stop in pairs(runs):
+        low, high = max(start, start + first - index), min(stop, start + last - index)
+        if low < high:
+            found += (low, high)
+        index += stop - start
+    return found
 
 
 class _StrictLog:
