@@ -86,7 +86,7 @@ BAD = but(
     partitions=[PartitionLoad(0, 600), *(PartitionLoad(number, 100) for number in (1, 2, 3)), PartitionLoad(4, 100, active=False)],
     slots=[SlotLoad(7, 0, 400, 1)],
     states={"ready": 3, "leased": 1, "scheduled": 2},
-    upcoming=[SpanCount(10, 60, 1), SpanCount(3_600, 21_600, 1)],
+    upcoming=[SpanCount(start, stop, int(start in (10, 21_600))) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
     next_ready_at=NOW + timedelta(hours=1, seconds=30),
     last_ready_at=NOW + timedelta(hours=25),
     age=Percentiles(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
