@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check test-long bench-engine bench-depth bench-queues bench-worker bench-opening bench-spark bench-processes bench-server clean
+.PHONY: demo test check test-long test-spark-kills bench-engine bench-depth bench-queues bench-worker bench-opening bench-spark bench-processes bench-server clean
 .DEFAULT_GOAL := test
 
 demo: $(READY)
@@ -22,6 +22,9 @@ check: $(READY)
 
 test-long: check
 	@$(BIN)/pytest -q -n 2 -m "" --seeds 20000
+
+test-spark-kills: $(READY)
+	@$(BIN)/python -m tests.spark.campaign --kills 50
 
 bench-engine: $(READY)
 	@$(BIN)/python benchmarks/engine.py

@@ -9,7 +9,7 @@ import random
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ HOSTILE = "<script>alert('key')</script>"
 HOSTILE_REASON = "<img src=x onerror=alert(1)> & more"
 BINARY = b"\xff\xfe\x00key"
 KEYS: list[str | bytes | None] = [*["big"] * 12, *(f"customer-{number}" for number in range(8)), HOSTILE, BINARY, None, None]
+RETRY_DELAY_SECONDS = 4
 FAILED = {"retried", "delayed", "lease expired", "buried"}
 MAKES_READY = {"produced", "due", "retried", "lease expired", "sought", "redriven"}
 
@@ -63,6 +64,7 @@ def make_reported_queue(path: Path, rounds: int = 12) -> ReportedQueue:
             orders.lease(3, per_key=2)  # and never settled
             yard.clock.advance(21 * SECOND)
             yard.run_and_publish()
+    story.produce(*(NewItem(b"secret payload", at=yard.clock.now() + timedelta(seconds=wait)) for wait in (30, 30, 700, 90_000)))
     orders.lease(5, consumer="slow")
     yard.clock.advance(SECOND)
     yard.run_and_publish()
@@ -80,7 +82,7 @@ def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random)
             elif luck < 0.80:
                 lease.retry(reason="HTTP 503 for order 1234567\nwith details")
             elif luck < 0.90:
-                lease.retry(delay=4, reason=HOSTILE_REASON)
+                lease.retry(delay=RETRY_DELAY_SECONDS, reason=HOSTILE_REASON)
             elif luck < 0.95:
                 lease.retry(reason="")
             else:
@@ -92,7 +94,7 @@ def handle(yard: DirectoryBroker, orders: penstock.Queue, chance: random.Random)
 
 def class_of(reason: str) -> str:
     """The class under which the report counts a reason of this history."""
-    return re.sub(r"1234567|[0-9a-f]{16}", "…", reason.split("\n")[0]).strip()
+    return re.sub(r"503|1234567|[0-9a-f]{16}|(?<=alert\()1", "…", reason.split("\n")[0]).strip()
 
 
 class ExpectedReport:
@@ -116,8 +118,11 @@ class ExpectedReport:
         self.handlings: list[tuple[str, int, int]] = []
         self.leases_without_wait = 0
         self.ready_since: dict[str, int] = {}
+        self.delayed: dict[str, datetime] = {}
         for number, events in self.logs.items():
             self._walk(number, events)
+        scheduled = [*pages(yard.broker.queue(QUEUE), "scheduled")]
+        self.upcoming = sorted(self.delayed.get(one.id) or one.at or timestamp(0) for one in scheduled)
 
     def asked(self, at: int) -> bool:
         return self._since <= at < self._until
@@ -139,6 +144,8 @@ class ExpectedReport:
                 by_holder = event.event != "lease expired" and event.reason not in (RETURNED, "attempts spent: lease expired", "expired")
                 if begun is not None and by_holder and self.asked(event.at):
                     self.handlings.append((name, event.at, event.at - begun))
+            if event.event == "delayed":
+                self.delayed[name] = timestamp(event.at) + timedelta(seconds=RETRY_DELAY_SECONDS)
             if event.event in MAKES_READY:
                 ready[event.offset] = event
                 self.ready_since[name] = event.at
@@ -184,7 +191,7 @@ class ExpectedReport:
         return [(number, completed[number], buried[number]) for number in sorted(completed | buried)]
 
     def reasons(self) -> list[ReasonCount]:
-        return counted((class_of(re.sub("^attempts spent(: |$)", "", one.reason)), one.at) for one in self.failures())
+        return counted((re.sub("^attempts spent(: |$)", "", one.reason), one.at) for one in self.failures())
 
     def loads(self) -> dict[bytes, KeyLoad]:
         """The loads by key, of the keys with items or handling time."""
@@ -240,9 +247,12 @@ def spread(micros: Iterable[int]) -> Percentiles:
 
 
 def counted(reasons: Iterable[tuple[str, int]]) -> list[ReasonCount]:
+    """The classes of reasons with their times, the most frequent first."""
     number: Counter[str] = Counter()
-    last: dict[str, int] = {}
+    last: dict[str, tuple[int, str]] = {}
     for reason, at in reasons:
-        number[reason] += 1
-        last[reason] = max(at, last.get(reason, 0))
-    return [ReasonCount(reason, number[reason], timestamp(last[reason])) for reason in sorted(number, key=lambda one: (-number[one], one))]
+        name, line = class_of(reason), reason.split("\n")[0]
+        number[name] += 1
+        last[name] = max((at, line), last.get(name, (0, "")))
+    ranked = sorted(number, key=lambda one: (-number[one], one))
+    return [ReasonCount(name, number[name], timestamp(last[name][0]), last[name][1]) for name in ranked]

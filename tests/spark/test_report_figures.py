@@ -10,7 +10,7 @@ from penstock.spark.jobs.report_metrics import ReportMetrics
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.values import timestamp
-from tests.spark.expected_report import QUEUE, ExpectedReport, ReportedQueue, class_of, counted, make_reported_queue, spread
+from tests.spark.expected_report import QUEUE, ExpectedReport, ReportedQueue, counted, make_reported_queue, spread
 
 MIDDLE = 25 * SECOND, 90 * SECOND
 """A time within the story, after its beginning."""
@@ -117,9 +117,21 @@ def test_the_backlog_is_that_of_now(both: Told) -> None:
     assert sum(one.items for one in figures.ages) == figures.ready > 50
 
 
+def test_scheduled_items_are_those_of_now(both: Told) -> None:
+    figures, oracle = both
+    assert (figures.next_ready_at, figures.last_ready_at) == (oracle.upcoming[0], oracle.upcoming[-1])
+    left = [(at - timestamp(oracle.now)).total_seconds() for at in oracle.upcoming]
+    assert [one.items for one in figures.upcoming] == [
+        sum(1 for seconds in left if one.from_seconds <= seconds and (one.to_seconds is None or seconds < one.to_seconds))
+        for one in figures.upcoming
+    ]
+    assert sum(one.items for one in figures.upcoming) == figures.scheduled == len(left) > 3
+    assert sum(1 for one in figures.upcoming if one.items) > 2
+
+
 def test_dead_letters_are_those_of_now(both: Told) -> None:
     figures, oracle = both
     assert figures.dead_letters == len(oracle.dead) > 10
-    names = counted((class_of(one.reason), 0) for one in oracle.dead)
+    names = counted((one.reason, 0) for one in oracle.dead)
     assert [(one.reason, one.count) for one in figures.dead] == [(one.reason, one.count) for one in names]
     assert figures.distinct_dead == len(names)

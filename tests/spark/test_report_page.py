@@ -11,7 +11,6 @@ from penstock.spark.jobs import charts, page
 from penstock.spark.jobs.findings import NONE, findings
 from penstock.spark.jobs.report_metrics import (
     AGES,
-    AgeBucket,
     AttemptCount,
     Bucket,
     KeyLoad,
@@ -20,6 +19,7 @@ from penstock.spark.jobs.report_metrics import (
     ReasonCount,
     ReportMetrics,
     SlotLoad,
+    SpanCount,
     key_text,
 )
 from penstock.spark.jobs.report_queries import MOST_BUCKETS, STEPS, step_for
@@ -72,22 +72,25 @@ ONE_EVENT = ReportMetrics(
     partitions=[PartitionLoad(0, 1)],
     states={"ready": 1},
     age=Percentiles(1),
-    ages=[AgeBucket(start, stop, int(not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    ages=[SpanCount(start, stop, int(not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
 )
 BAD = but(
     failed=300,
     leases_expired=20,
     buried=30,
-    reasons=[ReasonCount(HOSTILE, 200, NOW), ReasonCount("", 50, NOW), ReasonCount("timeout", 30, NOW)],
+    reasons=[ReasonCount(HOSTILE, 200, NOW), ReasonCount("", 50, NOW), ReasonCount("timeout after … s", 30, NOW, "timeout after 5 s")],
     distinct_reasons=7,
     attempts=[AttemptCount(0, 0, 3), AttemptCount(1, 900, 2), AttemptCount(40, 1, 25)],
     hot_keys=[KeyLoad(key_text(HOSTILE.encode()), 400, 9.0), KeyLoad("", 20, 1.0), KeyLoad(key_text(b"\xff\x00"), 1, 0.0)],
     busy_keys=[KeyLoad("slow", 1, 30.0)],
     partitions=[PartitionLoad(0, 600), *(PartitionLoad(number, 100) for number in (1, 2, 3)), PartitionLoad(4, 100, active=False)],
     slots=[SlotLoad(7, 0, 400, 1)],
-    states={"ready": 3, "leased": 1},
+    states={"ready": 3, "leased": 1, "scheduled": 2},
+    upcoming=[SpanCount(start, stop, int(start in (10, 21_600))) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    next_ready_at=NOW + timedelta(hours=1, seconds=30),
+    last_ready_at=NOW + timedelta(hours=25),
     age=Percentiles(3, 1.0, 10 * DAY / SECOND, 10 * DAY / SECOND, 10 * DAY / SECOND),
-    ages=[AgeBucket(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
+    ages=[SpanCount(start, stop, int(stop is None or not start)) for start, stop in zip((0, *AGES), (*AGES, None), strict=True)],
     dead=[ReasonCount(HOSTILE, 25, NOW), ReasonCount("expired", 5)],
     distinct_dead=2,
     dead_letters=30,
@@ -186,12 +189,65 @@ def test_a_page_is_the_same_each_time() -> None:
 
 
 def test_text_in_plots_stays_text() -> None:
-    assert ">items per min</text>" in charts.throughput(QUIET)
+    assert ">per min</text>" in charts.throughput(QUIET)
+    assert ">items produced</text>" in charts.throughput(QUIET)
     assert "DejaVu" not in charts.throughput(QUIET)
 
 
-def test_each_class_of_ages_has_a_name() -> None:
-    assert len(charts.AGE_NAMES) == len(AGES) + 1
+def test_each_span_has_a_name() -> None:
+    assert len(charts.SPAN_NAMES) == len(AGES) + 1
+
+
+def tiles(metrics: ReportMetrics) -> dict[str, list[str]]:
+    """The names and numbers of the tiles, by the heading of their group."""
+    groups = re.findall(r'<h2>([^<]*)</h2>\n<div class="tiles">(.*?)\n</div>', page.render(metrics), re.DOTALL)
+    found = {title: re.findall(r"<span>(.*?)</span><b>(.*?)</b><small>(.*?)</small>", inner) for title, inner in groups}
+    return {title: [" ".join(part for part in parts if part) for parts in drawn] for title, drawn in found.items()}
+
+
+def test_a_group_of_tiles_counts_items_or_attempts() -> None:
+    assert tiles(BAD) == {
+        "Items in this time": ["produced 1,000 53 / min", "completed 1,000 at most 50 / min", "buried 30"],
+        "Attempts in this time": ["failed 300 23 % of 1,300", "waiting, median 100 ms p99 3 s", "handling, median 50 ms p99 500 ms"],
+        "Items now": ["ready 3 oldest 10 d", "scheduled 2 next in 30 s", "dead letters 30"],
+    }
+    assert tiles(EMPTY)["Attempts in this time"] == ["failed 0", "waiting, median –", "handling, median –"]
+
+
+def test_scheduled_items_and_when_they_become_ready() -> None:
+    text = page.render(BAD)
+    assert "Now: 2 items, produced for a later time" in text
+    assert "2026-01-01 01:00:30" in text and "2026-01-02 01:00:00" in text
+    assert ">ready in</text>" in text
+    assert "No item is scheduled." in page.render(QUIET)
+
+
+def test_a_reason_has_its_last_example() -> None:
+    assert "timeout after … s<small>timeout after 5 s</small>" in page.render(BAD)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels"),
+    [
+        (0.4, ["23:59:58.0\n31 Dec 2025", "23:59:58.1", "23:59:58.2", "23:59:58.3", "23:59:58.4"]),
+        (5, ["23:59:58\n31 Dec 2025", "23:59:59", "00:00:00\n1 Jan 2026", "00:00:01", "00:00:02", "00:00:03"]),
+        (1_200, ["00:00\n1 Jan 2026", "00:05", "00:10", "00:15"]),
+        (40_000, ["00:00\n1 Jan 2026", "02:00", "04:00", "06:00", "08:00", "10:00"]),
+        (400_000, ["1 Jan 2026", "2 Jan 2026", "3 Jan 2026", "4 Jan 2026", "5 Jan 2026"]),
+    ],
+)
+def test_an_axis_has_whole_times_of_day_and_dates(seconds: float, labels: list[str]) -> None:
+    first = NOW - timedelta(seconds=2)
+    assert [label for _, label in charts.time_ticks(first, first + timedelta(seconds=seconds))] == labels
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.1, 7, 59, 3_599, 86_401, 6e6, 4e8])
+@pytest.mark.parametrize("most", [4, 8])
+def test_an_axis_has_few_times(seconds: float, most: int) -> None:
+    last = NOW + timedelta(seconds=seconds)
+    times = [at for at, _ in charts.time_ticks(NOW, last, most)]
+    assert 1 <= len(times) <= most
+    assert times[0] >= NOW and times[-1] <= last
 
 
 @pytest.mark.parametrize("numbers", [[12], [11, 40], [10], [0], [1, 12]])

@@ -26,7 +26,7 @@ from penstock.cli.command_tree import QueueArgument, command
 from penstock.cli.failures import MISSING_EXTRA, NOT_FOUND, CommandFailed
 from penstock.spark.jobs.findings import findings
 from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics
-from penstock.spark.jobs.report_text import duration_text, share
+from penstock.spark.jobs.report_text import duration_text, share, when
 from penstock.words.errors import BrokerLocked
 
 group = typer.Typer(no_args_is_help=True, help="The data pipeline on Apache Spark. Needs penstock[spark].")
@@ -356,10 +356,12 @@ def figure_pairs(figures: ReportMetrics) -> list[tuple[str, str]]:
     return [
         ("produced", f"{figures.produced:,}"),
         ("completed", f"{figures.completed:,}"),
-        ("not completed", failed),
+        ("buried", f"{figures.buried:,}"),
+        ("failed attempts", failed),
         ("waiting", _spread(figures.waiting)),
         ("handling", _spread(figures.handling)),
         ("ready now", f"{figures.ready:,}" + (f", the oldest for {duration_text(figures.age.worst)}" if figures.ready else "")),
+        ("scheduled now", f"{figures.scheduled:,}" + (f", the first at {when(figures.next_ready_at)}" if figures.next_ready_at else "")),
         ("dead letters now", f"{figures.dead_letters:,}"),
     ]
 

@@ -9,10 +9,12 @@ import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics
+from penstock.spark.jobs.report_metrics import Percentiles, ReportMetrics, SpanCount
 from penstock.spark.jobs.report_text import duration_text, step
 from penstock.words.errors import InvalidRequest
 
@@ -23,6 +25,14 @@ if TYPE_CHECKING:
 BLUE, GREEN, RED, GREY, INK, FAINT = "#2563eb", "#0f9d76", "#d9480f", "#98a2b3", "#344054", "#e4e7ec"
 RANKS = {"p99": ("#1e3a8a", 3.0), "p90": ("#4d93fb", 1.8), "p50": ("#a9ccfe", 1.2)}
 """Colour and width of each percentile. Lines may coincide; the thinner one is drawn over the thicker."""
+DASHED = (0, (4, 2))
+THROUGHPUT_LINES: tuple[tuple[str, str, str, Any], ...] = (
+    ("produced", "items produced", BLUE, "-"),
+    ("completed", "items completed", GREEN, "-"),
+    ("leased", "attempts begun", GREY, DASHED),
+    ("failed", "attempts failed", RED, DASHED),
+)
+"""The lines of the throughput: attribute of a bucket, label, colour, style. Lines of attempts are dashed."""
 WIDE, HALF = 980, 480
 """Widths of plots, in points."""
 HEIGHT = 240
@@ -31,10 +41,14 @@ FEW_POINTS = 40
 SHORTEST_SECONDS = 0.001
 """Shorter times are drawn as this: the axis is logarithmic."""
 MOST_ATTEMPTS = 10
-AGE_NAMES = ("< 1\ns", "1–10\ns", "10–60\ns", "1–10\nmin", "10–60\nmin", "1–6\nh", "6–24\nh", "1–7\nd", "> 7\nd")
-"""The labels of the classes between report_metrics.AGES."""
+SPAN_NAMES = ("< 1\ns", "1–10\ns", "10–60\ns", "1–10\nmin", "10–60\nmin", "1–6\nh", "6–24\nh", "1–7\nd", "> 7\nd")
+"""The labels of the spans between report_metrics.AGES."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _DURATION_TICKS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400, 30 * 86_400, 365 * 86_400)
+TIME_LABELS = 8
+"""The most times on the axis of a wide plot."""
+_TIME_STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
+"""The possible seconds between two ticks of a time axis; longer ones are whole days."""
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "penstock",
@@ -73,15 +87,15 @@ def require_matplotlib() -> None:
 
 
 def throughput(metrics: ReportMetrics) -> str:
-    """Items produced, leased and completed, and failed attempts, per time step."""
+    """Items produced and completed, and attempts begun and failed, per time step."""
     with _plot("throughput", WIDE, HEIGHT) as (axes, svg):
-        for name, colour, line in (("produced", BLUE, "-"), ("leased", GREY, (0, (4, 2))), ("completed", GREEN, "-"), ("failed", RED, "-")):
+        for name, label, colour, line in THROUGHPUT_LINES:
             counts = [getattr(one, name) for one in metrics.buckets]
             if name != "failed" or any(counts):
-                axes.plot(_times(metrics), counts, linestyle=line, color=colour, label=name, marker="o" if len(counts) <= 3 else "")
-        axes.set_ylabel(f"items per {step(metrics.bucket_seconds)}")
+                axes.plot(_times(metrics), counts, linestyle=line, color=colour, label=label, marker="o" if len(counts) <= 3 else "")
+        axes.set_ylabel(f"per {step(metrics.bucket_seconds)}")
         _counts_from_zero(axes)
-        _dates(axes, metrics)
+        _dates(axes, metrics, TIME_LABELS)
         _legend(axes)
         return svg()
 
@@ -95,7 +109,7 @@ def percentiles(name: Literal["waiting", "handling"], metrics: ReportMetrics) ->
             axes.plot(_times(metrics), seconds, color=colour, linewidth=width, label=rank, **_marks([one.count for one in found]))
         axes.set_yscale("log")
         _duration_ticks(axes, found)
-        _dates(axes, metrics)
+        _dates(axes, metrics, TIME_LABELS // 2)
         _legend(axes)
         return svg()
 
@@ -115,11 +129,12 @@ def attempts(metrics: ReportMetrics) -> str:
         at = min(one.attempt, MOST_ATTEMPTS) - first
         completed[at] += one.completed
         buried[at] += one.buried
-    with _plot("attempts", HALF, HEIGHT) as (axes, svg):
+    with _plot("attempts", WIDE, HEIGHT) as (axes, svg):
         axes.bar(names, completed, 0.7, color=GREEN, label="completed")
         axes.bar(names, buried, 0.7, bottom=completed, color=RED, label="buried")
         _bar_labels(axes, names, [sum(both) for both in zip(completed, buried, strict=True)], buried)
         axes.set_xlabel("attempt")
+        axes.set_ylabel("items")
         _counts_from_zero(axes)
         _legend(axes)
         return svg()
@@ -127,15 +142,12 @@ def attempts(metrics: ReportMetrics) -> str:
 
 def ages(metrics: ReportMetrics) -> str:
     """How many items have been ready for how long."""
-    last = max(index for index, one in enumerate(metrics.ages) if one.items)
-    names = AGE_NAMES[: last + 1]
-    counts = [one.items for one in metrics.ages[: last + 1]]
-    with _plot("ages", HALF, HEIGHT) as (axes, svg):
-        axes.bar(names, counts, 0.8, color=BLUE)
-        _bar_labels(axes, names, counts)
-        axes.set_ylabel("ready items")
-        _counts_from_zero(axes)
-        return svg()
+    return _by_span("ages", metrics.ages, "ready items", "ready for")
+
+
+def upcoming(metrics: ReportMetrics) -> str:
+    """How many scheduled items become ready in how long."""
+    return _by_span("upcoming", metrics.upcoming, "scheduled items", "ready in")
 
 
 def partitions(metrics: ReportMetrics) -> str:
@@ -162,6 +174,18 @@ def partitions(metrics: ReportMetrics) -> str:
 # -- parts -------------------------------------------------------------------------------------------
 
 
+def _by_span(name: str, spans: Sequence[SpanCount], items: str, label: str) -> str:
+    last = max(index for index, one in enumerate(spans) if one.items)
+    names, counts = SPAN_NAMES[: last + 1], [one.items for one in spans[: last + 1]]
+    with _plot(name, HALF, HEIGHT) as (axes, svg):
+        axes.bar(names, counts, 0.8, color=BLUE)
+        _bar_labels(axes, names, counts)
+        axes.set_xlabel(label)
+        axes.set_ylabel(items)
+        _counts_from_zero(axes)
+        return svg()
+
+
 def _times(metrics: ReportMetrics) -> list[Any]:
     return [one.at for one in metrics.buckets]
 
@@ -171,17 +195,30 @@ def _marks(counts: Sequence[int]) -> dict[str, Any]:
     return {"marker": "o"} if sum(1 for one in counts if one) <= FEW_POINTS else {}
 
 
-def _dates(axes: "Axes", metrics: ReportMetrics) -> None:
-    from datetime import UTC, timedelta
+def _dates(axes: "Axes", metrics: ReportMetrics, most: int) -> None:
+    """Label the time axis with at most so many times."""
+    first, last = metrics.buckets[0].at, metrics.buckets[-1].at
+    if first == last:  # one point gives no scale
+        around = timedelta(seconds=2 * metrics.bucket_seconds)
+        first, last = first - around, last + around
+        axes.set_xlim(first, last)  # type: ignore[arg-type]
+    times, labels = zip(*time_ticks(first, last, most), strict=True)
+    axes.set_xticks(times, labels)
 
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-    locator = AutoDateLocator(tz=UTC, minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))  # type: ignore[no-untyped-call]
-    if len(metrics.buckets) == 1:  # one point gives no scale
-        at, around = metrics.buckets[0].at, timedelta(seconds=2 * metrics.bucket_seconds)
-        axes.set_xlim(at - around, at + around)  # type: ignore[arg-type]
+def time_ticks(first: datetime, last: datetime, most: int = TIME_LABELS) -> list[tuple[datetime, str]]:
+    """Round times from `first` to `last`, and their labels: a time of day, and the date where it begins or changes."""
+    begin, end = first.timestamp(), last.timestamp()
+    days = int((end - begin) // (86_400 * most) + 1)
+    apart = next((one for one in _TIME_STEPS if (end - begin) / one < most), 86_400 * days)
+    numbers = range(ceil(round(begin / apart, 6)), floor(round(end / apart, 6)) + 1)
+    times = [datetime.fromtimestamp(round(number * apart, 6), UTC) for number in numbers] or [first]
+    found, date = [], ""
+    for at in times:
+        before, date = date, f"{at.day} {at:%b %Y}"
+        clock = f"{at:%H:%M}" if apart >= 60 else f"{at:%H:%M:%S}" if apart >= 1 else f"{at:%H:%M:%S.%f}"[:-5]
+        found.append((at, date if apart >= 86_400 else clock if date == before else f"{clock}\n{date}"))
+    return found
 
 
 def _counts_from_zero(axes: "Axes") -> None:

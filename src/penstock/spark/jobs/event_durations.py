@@ -34,6 +34,20 @@ SPENT_BY_LEASE = f"{SPENT}: {RAN_OUT}"
 UNHANDLED = (RETURNED, SPENT_BY_LEASE, TTL_EXPIRED)
 """Reasons that Penstock gave, not a holder: they ended the lease."""
 LONGEST_REASON = 160
+REMOVED = "…"
+"""Stands for the numbers and ids of a reason in its class."""
+_TOKEN = "[0-9A-Za-z]"
+_VARYING = (
+    r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b",
+    r"\b0[xX][0-9a-fA-F]+\b",
+    # hexadecimal digits: at least seven, a letter and a decimal digit among them
+    rf"(?<!{_TOKEN})(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{{7,}}(?!{_TOKEN})",
+    # letters and digits that alternate, such as 9fK2xQ: at least six
+    rf"(?<!{_TOKEN})(?={_TOKEN}*(?:[A-Za-z][0-9]+[A-Za-z]|[0-9][A-Za-z]+[0-9])){_TOKEN}{{6,}}(?!{_TOKEN})",
+    # numbers, addresses, dates and times
+    r"(?:(?<![\w)\]])[-+])?[0-9]+(?:(?:[-.,:/T]|[eE][-+]?)[0-9]+)*(?:(?<=:[0-9]{2}|\.[0-9]{3}|\.[0-9]{6})Z)?",
+)
+"""What differs from one reason to the next of the same class, as regular expressions of Java."""
 
 
 def report_events(events: DataFrame) -> DataFrame:
@@ -100,21 +114,29 @@ def attempts(events: DataFrame) -> DataFrame:
 
 
 def reason_class(reason: Column) -> Column:
-    """The class under which a reason is counted: its first line, with an ellipsis for long numbers and hexadecimal ids.
+    """The class under which a reason is counted: its first line, with an ellipsis for every number and id.
 
-    Short codes such as "503" stay.
+    A list of them becomes one ellipsis, so that its length makes no difference.
     """
-    line = F.trim(F.regexp_extract(reason, r"^\s*([^\r\n]*)", 1))
-    for pattern in (
-        r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b",
-        r"\b0x[0-9a-fA-F]{5,}\b",
-        r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{12,}\b",
-        r"\d{5,}",
-    ):
-        line = F.regexp_replace(line, pattern, "…")
+    line = _first_line(reason)
+    for pattern in _VARYING:
+        line = F.regexp_replace(line, pattern, REMOVED)
+    return _shortened(F.regexp_replace(line, f"{REMOVED}(?:[,;]? ?{REMOVED})+", REMOVED))
+
+
+def reason_line(reason: Column) -> Column:
+    """The first line of a reason, with its numbers and ids."""
+    return _shortened(_first_line(reason))
+
+
+def without_prefix(reason: Column) -> Column:
+    """A reason without the prefix of the last allowed attempt: it is then that of earlier ones."""
+    return F.regexp_replace(reason, f"^{SPENT}(: |$)", "")
+
+
+def _first_line(reason: Column) -> Column:
+    return F.trim(F.regexp_extract(reason, r"^\s*([^\r\n]*)", 1))
+
+
+def _shortened(line: Column) -> Column:
     return F.when(F.length(line) > LONGEST_REASON, F.concat(F.substring(line, 1, LONGEST_REASON - 1), F.lit("…"))).otherwise(line)
-
-
-def failure_class(reason: Column) -> Column:
-    """As `reason_class`, without the prefix of the last allowed attempt: its reason is that of earlier ones."""
-    return reason_class(F.regexp_replace(reason, f"^{SPENT}(: |$)", ""))

@@ -26,9 +26,11 @@ h2 { font-size: 15px; margin: 0 0 2px; }
 .findings { border-left: 4px solid #2563eb; }
 .findings ul { margin: 4px 0 0; padding-left: 18px; }
 .findings li { margin: 3px 0; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(7, 1fr); gap: 10px; margin-top: 18px; }
-.tile { background: #fff; border: 1px solid #e4e7ec; border-radius: 10px; padding: 10px 12px; break-inside: avoid; }
-.tile b { display: block; font-size: 21px; white-space: nowrap; line-height: 1.3; font-weight: 650; font-variant-numeric: tabular-nums; }
+.groups { display: grid; grid-template-columns: repeat(3, 1fr); gap: 16px; margin-top: 18px; }
+.groups h2 { color: #667085; margin-bottom: 6px; }
+.tiles { display: grid; grid-template-columns: repeat(3, 1fr); gap: 8px; }
+.tile { background: #fff; border: 1px solid #e4e7ec; border-radius: 10px; padding: 8px 10px; min-width: 0; break-inside: avoid; }
+.tile b { display: block; font-size: 18px; white-space: nowrap; line-height: 1.3; font-weight: 650; font-variant-numeric: tabular-nums; }
 .tile span { color: #667085; font-size: 12.5px; }
 .tile small { display: block; color: #667085; font-size: 12px; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; }
@@ -42,15 +44,16 @@ td.bar { width: 26%; vertical-align: middle; }
 td.bar i { display: block; height: 10px; border-radius: 2px; background: #2563eb; min-width: 1px; }
 td.bad i { background: #d9480f; }
 code { font: 12.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+td small { display: block; color: #667085; }
 em { color: #667085; }
 footer { margin-top: 20px; }
-@media (max-width: 860px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); } }
+@media (max-width: 960px) { .groups { grid-template-columns: 1fr; } }
 @media (max-width: 760px) { .pair { grid-template-columns: 1fr; } }
 @page { margin: 12mm; }
 @media print {
   body { background: #fff; }
   main { max-width: none; padding: 0; zoom: 0.7; }
-  .tiles { grid-template-columns: repeat(7, 1fr); }
+  .groups { grid-template-columns: repeat(3, 1fr); }
   .pair { grid-template-columns: 1fr 1fr; }
 }
 """.replace("FONT", charts.FONT)
@@ -91,27 +94,43 @@ def _covers(metrics: ReportMetrics) -> str:
 
 
 def _tiles(metrics: ReportMetrics) -> str:
+    """Three groups of figures, of which each counts one thing: items or attempts in the time, items now."""
     seconds = metrics.span_seconds
     peak = max((one.completed for one in metrics.buckets), default=0)
-    tiles = [
-        ("produced", number(metrics.produced), rate(metrics.produced, seconds) + " on average" if seconds and metrics.produced else ""),
+    items = [
+        ("produced", number(metrics.produced), rate(metrics.produced, seconds) if seconds and metrics.produced else ""),
         ("completed", number(metrics.completed), f"at most {rate(peak, metrics.bucket_seconds)}" if peak else ""),
+        ("buried", number(metrics.buried), ""),
+    ]
+    attempts = [
         (
-            "not completed",
+            "failed",
             number(metrics.failed),
-            f"{share(metrics.failed, metrics.settled)} of all attempts" if metrics.settled else "",
+            f"{share(metrics.failed, metrics.settled)} of {number(metrics.settled)}" if metrics.settled else "",
         ),
         ("waiting, median", _time(metrics.waiting, "p50"), f"p99 {_time(metrics.waiting, 'p99')}" if metrics.waiting.count else ""),
         ("handling, median", _time(metrics.handling, "p50"), f"p99 {_time(metrics.handling, 'p99')}" if metrics.handling.count else ""),
-        ("ready now", number(metrics.ready), f"oldest {duration_text(metrics.age.worst)}" if metrics.ready else ""),
-        (
-            "dead letters now",
-            number(metrics.dead_letters),
-            f"{count_text(metrics.buried, 'item')} buried in this time" if metrics.buried else "",
-        ),
     ]
+    now = [
+        ("ready", number(metrics.ready), f"oldest {duration_text(metrics.age.worst)}" if metrics.ready else ""),
+        ("scheduled", number(metrics.scheduled), f"next {_next(metrics)}" if metrics.scheduled else ""),
+        ("dead letters", number(metrics.dead_letters), ""),
+    ]
+    groups = (("Items in this time", items), ("Attempts in this time", attempts), ("Items now", now))
+    return f'<div class="groups">\n{chr(10).join(_tile_group(title, tiles) for title, tiles in groups)}\n</div>'
+
+
+def _tile_group(title: str, tiles: Sequence[tuple[str, str, str]]) -> str:
     drawn = (f'<div class="tile"><span>{name}</span><b>{value}</b><small>{more}</small></div>' for name, value, more in tiles)
-    return f'<div class="tiles">\n{chr(10).join(drawn)}\n</div>'
+    return f'<div>\n<h2>{title}</h2>\n<div class="tiles">\n{chr(10).join(drawn)}\n</div>\n</div>'
+
+
+def _next(metrics: ReportMetrics) -> str:
+    """When the first scheduled item becomes ready."""
+    if metrics.next_ready_at is None:
+        return NOTHING
+    seconds = (metrics.next_ready_at - metrics.made_at).total_seconds()
+    return f"in {duration_text(seconds)}" if seconds > 0 else "now"
 
 
 def _time(overall: Percentiles, rank: str) -> str:
@@ -129,14 +148,15 @@ def _findings(metrics: ReportMetrics) -> str:
 def _sections(metrics: ReportMetrics) -> Iterable[str]:
     yield _section(
         "Throughput",
-        f"Items produced, leased and completed, and attempts not completed, per {step(metrics.bucket_seconds)}." if metrics.buckets else "",
+        f"Items produced and completed, and attempts begun and failed, per {step(metrics.bucket_seconds)}." if metrics.buckets else "",
         charts.throughput(metrics) if metrics.buckets else _none("Nothing happened in this time."),
     )
     yield _pair(
         _times("waiting", metrics.waiting, metrics, "From ready to leased; a key that was busy counts as waiting.", "leased"),
         _times("handling", metrics.handling, metrics, "From leased to settled by its holder; expired leases are left out.", "settled"),
     )
-    yield _pair(_attempts(metrics), _ages(metrics))
+    yield _pair(_ages(metrics), _upcoming(metrics))
+    yield _attempts(metrics)
     yield _reasons(metrics)
     yield _pair(_hot_keys(metrics), _busy_keys(metrics))
     yield _pair(_partitions(metrics), _slots(metrics))
@@ -164,11 +184,12 @@ def _attempts(metrics: ReportMetrics) -> str:
 
 def _reasons(metrics: ReportMetrics) -> str:
     note = (
-        f"Of {count_text(metrics.failed, 'attempt')} that failed, were retried, or whose lease expired. Long numbers and ids are left out."
+        f"Of {count_text(metrics.failed, 'attempt')} that failed, were retried, or whose lease expired. "
+        "Reasons that differ only in numbers and ids are one; the last one is given."
     )
     if not metrics.reasons:
-        return _section("Why attempts were not completed", "", _none("Every attempt that ended completed its item."))
-    return _section("Why attempts were not completed", note, _reason_table(metrics.reasons, metrics.failed, metrics.distinct_reasons))
+        return _section("Why attempts failed", "", _none("Every attempt that ended completed its item."))
+    return _section("Why attempts failed", note, _reason_table(metrics.reasons, metrics.failed, metrics.distinct_reasons))
 
 
 def _hot_keys(metrics: ReportMetrics) -> str:
@@ -239,6 +260,16 @@ def _ages(metrics: ReportMetrics) -> str:
     return _section("Age of the backlog", _text(note), charts.ages(metrics) + _age_line(metrics.age))
 
 
+def _upcoming(metrics: ReportMetrics) -> str:
+    if not metrics.upcoming or metrics.next_ready_at is None or metrics.last_ready_at is None:
+        return _section("Scheduled items", "", _none("No item is scheduled."))
+    note = f"Now: {count_text(metrics.scheduled, 'item')}, produced for a later time or waiting for the next attempt."
+    first, last = when(metrics.next_ready_at), when(metrics.last_ready_at)
+    return _section(
+        "Scheduled items", note, charts.upcoming(metrics) + _table(("first ready", "last ready"), [[first, last]], right=range(2))
+    )
+
+
 def _age_line(age: Percentiles) -> str:
     return _table(("p50", "p90", "p99", "oldest"), [[duration_text(one) for one in (age.p50, age.p90, age.p99, age.worst)]], right=range(4))
 
@@ -270,10 +301,17 @@ def _bar(value: float, most: float) -> str:
     return f'<i style="width:{100 * value / most if most else 0:.1f}%"></i>'
 
 
+def _reason(one: ReasonCount) -> str:
+    """A reason without its numbers, and the last of them as it was given if that is something else."""
+    if not one.reason:
+        return "<em>no reason given</em>"
+    return _text(one.reason) + (f"<small>{_text(one.example)}</small>" if one.example not in ("", one.reason) else "")
+
+
 def _reason_table(reasons: Sequence[ReasonCount], total: int, distinct: int) -> str:
     rows = [
         [
-            _text(one.reason) if one.reason else "<em>no reason given</em>",
+            _reason(one),
             _bar(one.count, reasons[0].count),
             number(one.count),
             share(one.count, total),

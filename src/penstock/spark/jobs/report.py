@@ -25,7 +25,7 @@ from penstock.words.errors import InvalidRequest
 COLUMNS = {
     "events": event_durations.EVENT_COLUMNS,
     "items": ("partition", "offset", "key", "produced_at"),
-    "state": ("partition", "offset", "state", "produced_at"),
+    "state": ("partition", "offset", "state", "produced_at", "ready_at"),
     "dead": ("reason", "buried_at"),
 }
 
@@ -43,7 +43,7 @@ def report(
 ) -> ReportMetrics:
     """Write a page about a queue to `path`; gives its metrics.
 
-    since, until: only events in this time. Backlog and dead letters are always those of now.
+    since, until: only events in this time. Backlog, scheduled items and dead letters are always those of now.
     progress: called with the current step, its number and the number of steps.
     """
     charts.require_matplotlib()

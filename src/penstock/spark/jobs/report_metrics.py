@@ -14,7 +14,7 @@ TOP = 10
 """How many keys, reasons and slots are listed; the rest are only counted."""
 LONGEST_KEY = 80
 AGES = (1, 10, 60, 600, 3_600, 6 * 3_600, 86_400, 7 * 86_400)
-"""The limits between the classes of ages, in seconds."""
+"""The limits between the spans of ages and of times to come, in seconds."""
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -51,13 +51,15 @@ class AttemptCount(msgspec.Struct, frozen=True):
 
 
 class ReasonCount(msgspec.Struct, frozen=True):
-    """How often a reason was given."""
+    """How often a reason was given, whatever its numbers and ids."""
 
     reason: str
-    """Empty if no reason was given."""
+    """Without numbers and ids; empty if no reason was given."""
     count: int
     last_at: datetime | None = None
     """None if it is not known when."""
+    example: str = ""
+    """The last of these reasons, as it was given."""
 
 
 class KeyLoad(msgspec.Struct, frozen=True):
@@ -90,8 +92,8 @@ class SlotLoad(msgspec.Struct, frozen=True):
     keys: int
 
 
-class AgeBucket(msgspec.Struct, frozen=True):
-    """How many items have been ready for this long."""
+class SpanCount(msgspec.Struct, frozen=True):
+    """How many items have been ready for a time in this span, or become ready within it."""
 
     from_seconds: float
     to_seconds: float | None
@@ -149,9 +151,14 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
     states: dict[str, int] = {}
     """Items that are not completed, by state: now, whatever the time of the report."""
-    ages: list[AgeBucket] = []
+    ages: list[SpanCount] = []
     age: Percentiles = Percentiles()
     """How long the ready items have been ready."""
+    upcoming: list[SpanCount] = []
+    """When the scheduled items become ready, in seconds from now; one whose time has come is in the first span."""
+    next_ready_at: datetime | None = None
+    """When the first and the last of them become ready; None if none is scheduled."""
+    last_ready_at: datetime | None = None
     dead: list[ReasonCount] = []
     """The reasons of the dead letters, now."""
     distinct_dead: int = 0
@@ -176,6 +183,10 @@ class ReportMetrics(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ready(self) -> int:
         return self.states.get("ready", 0)
+
+    @property
+    def scheduled(self) -> int:
+        return self.states.get("scheduled", 0)
 
 
 def key_text(key: bytes) -> str:

@@ -17,7 +17,6 @@ from penstock.spark.jobs.report_metrics import (
     AGES,
     STAGES,
     TOP,
-    AgeBucket,
     AttemptCount,
     Bucket,
     KeyLoad,
@@ -26,6 +25,7 @@ from penstock.spark.jobs.report_metrics import (
     ReasonCount,
     ReportMetrics,
     SlotLoad,
+    SpanCount,
     key_text,
     printable,
 )
@@ -56,7 +56,7 @@ class ReportTables(NamedTuple):
     items: DataFrame
     """partition, offset, key, produced_at"""
     state: DataFrame
-    """partition, offset, state, produced_at"""
+    """partition, offset, state, produced_at, ready_at"""
     dead: DataFrame
     """reason, buried_at"""
 
@@ -221,7 +221,7 @@ def _attempts(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
 def _reasons(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
     asked = event_durations.within(F.col("at"), request.since, request.until)
     failures = events.where(asked & event_durations.is_failure()).select(
-        event_durations.failure_class(F.col("reason")).alias("reason"), "at"
+        event_durations.without_prefix(F.col("reason")).alias("reason"), "at"
     )
     reasons, distinct, _ = _top_reasons(failures)
     return {"reasons": reasons, "distinct_reasons": distinct}
@@ -229,9 +229,14 @@ def _reasons(events: DataFrame, request: ReportRequest) -> dict[str, Any]:
 
 def _top_reasons(rows: DataFrame) -> tuple[list[ReasonCount], int, int]:
     """For rows of `reason` and `at`: the most frequent reasons, the number of reasons, and the number of rows."""
-    counted = rows.groupBy("reason").agg(F.count(F.lit(1)).alias("number"), F.max("at").alias("last_at"))
+    last = F.max(F.struct(F.coalesce("at", F.lit(0)).alias("at"), event_durations.reason_line(F.col("reason")).alias("line")))
+    counted = (
+        rows.groupBy(event_durations.reason_class(F.col("reason")).alias("class"))
+        .agg(F.count(F.lit(1)).alias("number"), last.alias("last"))
+        .select(F.col("class").alias("reason"), "number", F.col("last.at").alias("last_at"), F.col("last.line").alias("example"))
+    )
     found = counted.orderBy(F.desc("number"), "reason").limit(MANY_REASONS).collect()
-    top = [ReasonCount(printable(row.reason), row.number, _moment(row.last_at or None)) for row in found[:TOP]]
+    top = [ReasonCount(printable(row.reason), row.number, _moment(row.last_at or None), printable(row.example)) for row in found[:TOP]]
     if len(found) < MANY_REASONS:  # then these are all, and nothing need be computed twice
         return top, len(found), sum(row.number for row in found)
     total = _one(counted.agg(F.count(F.lit(1)).alias("reasons"), F.sum("number").alias("rows")))
@@ -301,35 +306,54 @@ def _top_keys(keyed: DataFrame, by: str) -> list[KeyLoad]:
 
 
 def _backlog(state: DataFrame, events: DataFrame, request: ReportRequest) -> dict[str, Any]:
-    """States and ages of the items. An age counts from when the item became ready; if unknown, from production."""
+    """States of the items, ages of the ready ones, and when the scheduled ones become ready.
+
+    An age counts from when the item became ready; if that is unknown, from production.
+    """
     since = F.coalesce("ready", F.unix_micros("produced_at"))
     age = F.when(F.col("state") == "ready", F.greatest(F.lit(request.now) - since, F.lit(0)))
-    with kept(
-        state.join(event_durations.last_ready(events), ["partition", "offset"], "left").select("state", age.alias("micros"))
-    ) as found:
+    to_come = F.when(F.col("state") == "scheduled", F.greatest(F.unix_micros("ready_at") - F.lit(request.now), F.lit(0)))
+    joined = state.join(event_durations.last_ready(events), ["partition", "offset"], "left")
+    with kept(joined.select("state", age.alias("micros"), to_come.alias("to_come"), "ready_at")) as found:
         states = found.groupBy("state").count().collect()
         ages = _one(
             found.agg(
                 F.count("micros").alias("known"),
                 F.percentile_approx("micros", list(RANKS)).alias("ranks"),
                 F.max("micros").alias("worst"),
-                *(F.count_if(F.col("micros") >= seconds * SECOND).alias(f"from_{seconds}") for seconds in (0, *AGES)),
+                *_counts_by_span("micros"),
+                *_counts_by_span("to_come"),
+                F.unix_micros(F.min(F.when(F.col("to_come").isNotNull(), F.col("ready_at")))).alias("next_ready_at"),
+                F.unix_micros(F.max(F.when(F.col("to_come").isNotNull(), F.col("ready_at")))).alias("last_ready_at"),
             )
         )
     return {
         "states": {row.state: row["count"] for row in sorted(states, key=lambda row: str(row.state))},
         "age": _percentiles_of(ages.known, ages.ranks, ages.worst) if ages.known else Percentiles(),
-        "ages": [
-            AgeBucket(start, stop, ages[f"from_{start}"] - (ages[f"from_{stop}"] if stop is not None else 0))
-            for start, stop in zip((0, *AGES), (*AGES, None), strict=True)
-        ]
-        if ages.known
-        else [],
+        "ages": _spans("micros", ages),
+        "upcoming": _spans("to_come", ages),
+        "next_ready_at": _moment(ages.next_ready_at),
+        "last_ready_at": _moment(ages.last_ready_at),
     }
 
 
+def _counts_by_span(column: str) -> Iterator[Column]:
+    """How many values of a column are at least 0 and at least each of AGES."""
+    return (F.count_if(F.col(column) >= seconds * SECOND).alias(f"{column}_{seconds}") for seconds in (0, *AGES))
+
+
+def _spans(column: str, row: Row) -> list[SpanCount]:
+    """The numbers of `_counts_by_span` as spans; empty if there is no value."""
+    if not row[f"{column}_0"]:
+        return []
+    return [
+        SpanCount(start, stop, row[f"{column}_{start}"] - (row[f"{column}_{stop}"] if stop is not None else 0))
+        for start, stop in zip((0, *AGES), (*AGES, None), strict=True)
+    ]
+
+
 def _dead(dead: DataFrame) -> dict[str, Any]:
-    reason = event_durations.reason_class(F.coalesce("reason", F.lit("")))
+    reason = F.coalesce("reason", F.lit(""))
     reasons, distinct, number = _top_reasons(dead.select(reason.alias("reason"), F.unix_micros("buried_at").alias("at")))
     return {"dead": reasons, "distinct_dead": distinct, "dead_letters": number}
 
