@@ -42,6 +42,7 @@ from penstock.words.batch import Batch
 from penstock.words.clock import SECOND, Clock
 from penstock.words.errors import InvalidRequest, PenstockError, Refused
 from penstock.words.limits import MAX_BATCH_ITEMS
+from penstock.words.sources import MAX_SOURCE_LENGTH, WriteContent
 
 A = TypeVar("A")
 Scope: TypeAlias = Literal["look", "read", "produce", "consume", "admin"]
@@ -491,6 +492,8 @@ class PublishWrite(Operation[bool]):
     source: str
     number: int
     parts: Sequence[StagedPart]
+    checksum: int | None = None
+    """What the write held, for `FindPublished` (WriteContent); None: that is not remembered."""
 
 
 WriteState: TypeAlias = Literal["unknown", "waiting", "unattended", "adopted"]
@@ -505,6 +508,13 @@ class FindWrite(Query[WriteState]):
     number: int
 
 
+class FindPublished(Query[tuple[int, list[WriteContent]]]):
+    """The highest number of a source that was published (0: none), and what its writes held, as far as it is known."""
+
+    scope: ClassVar[Scope] = "produce"
+    source: str
+
+
 class ImportItems(Operation[bool]):
     """Store items of another system, once: they are published as the write of this source and number.
 
@@ -513,7 +523,7 @@ class ImportItems(Operation[bool]):
     """
 
     scope: ClassVar[Scope] = "produce"
-    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SOURCE_LENGTH)]
     after: Count
     """The number before this one; 0 for the first."""
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]

@@ -30,6 +30,7 @@ from penstock.operations import (
     FindItems,
     FindLeases,
     FindOffsets,
+    FindPublished,
     FindQueue,
     FindWrite,
     Home,
@@ -128,6 +129,7 @@ SAMPLES: list[Operation[Any]] = [
     FailGranted(queue=1, action="bury", groups=[("why", {0: [1]})], delay=3),
     PublishWrite(queue=1, write="w", source="s", number=1, parts=[StagedPart("p", 1, 2)]),
     FindWrite(queue=1, source="s", number=1),
+    FindPublished(queue=1, source="s"),
     ImportItems(queue=1, source="s", after=0, number=1, batch=items(["a"])),
     FindImports(queue=1, prefix="s"),
 ]
@@ -537,7 +539,9 @@ def test_a_staged_write_becomes_items_once(home_under_test: HomeUnderTest) -> No
         writer = staging.part_writer(write, "part-0", queue)
         writer.add(encode([Produced(0, items(["a", "b"]))], Moment(0, 0)))
         part = writer.finish()
-        home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part]))
+        assert home.call(FindPublished(queue=queue, source="job")) == ((1, [(1, 2, 77)]) if again else (0, []))
+        home.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[part], checksum=77))
+        assert home.call(FindPublished(queue=queue, source="job")) == (1, [(1, 2, 77)]), "waiting or adopted"
         while home.call(query) == "waiting":
             home_under_test.owner.inbox.process()
         assert home.call(query) == "adopted", f"again: {again}"

@@ -28,6 +28,7 @@ from penstock.rules.options import Options
 from penstock.words.clock import SECOND
 from penstock.words.errors import CorruptLog, InvalidRequest, PenstockError, QueueExists, QueueNotFound
 from penstock.words.limits import MAX_PARTITIONS, Policy, Retention
+from penstock.words.sources import source_kind
 from tests.rules.catalog_under_test import CatalogUnderTest, refused
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -137,6 +138,7 @@ def test_a_queue_whose_deletion_was_lost_is_replaced_by_the_next_of_its_name() -
         (FilesRemoved(2), [5, 2]),
         (AdoptionBegun(2, "d"), [6, 2, "d"]),
         (AdoptionFinished(2, "d", "s", 9), [7, 2, "d", "s", 9]),
+        (AdoptionFinished(2, "d", "s", 9, 5, 77), [7, 2, "d", "s", 9, 5, 77]),
         (ConsumerRightSet(2, "h", 5, ["r"]), [8, 2, "h", 5, ["r"]]),
     ],
 )
@@ -183,6 +185,47 @@ def test_only_the_newest_sources_are_remembered() -> None:
     assert len(adopted) == MAX_SOURCES and "s1" not in adopted
     assert [*adopted.items()][-2:] == [("s0", 2), ("new", 1)]
     assert [*catalog.load(catalog.dump(book.state)).names["a"].adopted] == [*adopted], "a Base keeps their order"
+
+
+@pytest.mark.parametrize("kept", ["load:monday", "stream-1", "txn:app", "ledgerq:0:", "monday"])
+def test_many_sources_of_one_kind_displace_none_of_another(kept: str) -> None:
+    book = CatalogUnderTest()
+    book.create("a")
+    incarnation = book.state.names["a"].incarnation
+    catalog.apply(book.state, AdoptionFinished(incarnation, "d", kept, 1))
+    for prefix in {"load:", "stream-", "txn:", "ledgerq:", ""} - {source_kind(kept)}:
+        for number in range(MAX_SOURCES):
+            book.state.names["a"].adopted[f"{prefix}x{number}"] = 1  # as if it had been
+        catalog.apply(book.state, AdoptionFinished(incarnation, "d", f"{prefix}new", 1))
+        assert f"{prefix}x0" not in book.state.names["a"].adopted and f"{prefix}x1" in book.state.names["a"].adopted
+    assert book.state.names["a"].adopted[kept] == 1
+
+
+def test_what_the_last_writes_of_a_source_held_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "MAX_CONTENTS", 3)
+    monkeypatch.setattr(catalog, "MAX_CONTENT_SOURCES", 2)
+    book = CatalogUnderTest()
+    book.create("a")
+    incarnation = book.state.names["a"].incarnation
+    for source, number in (("old", 1), ("s", 1), ("s", 2), ("s", 3), ("s", 7), ("t", 1)):
+        catalog.apply(book.state, AdoptionFinished(incarnation, "d", source, number, 10 * number, number))
+    catalog.apply(book.state, AdoptionFinished(incarnation, "d", "without", 1))
+    contents = book.state.names["a"].contents
+    assert contents == {"s": [(2, 20, 2), (3, 30, 3), (7, 70, 7)], "t": [(1, 10, 1)]}
+    loaded = catalog.load(catalog.dump(book.state)).names["a"].contents
+    assert loaded == contents and [*loaded] == [*contents], "a Base keeps their order"
+
+
+def test_records_and_bases_from_before_contents_can_be_read() -> None:
+    record = msgspec.msgpack.decode(msgspec.msgpack.encode([7, 2, "d", "s", 9]), type=CatalogRecord)
+    assert record == AdoptionFinished(2, "d", "s", 9)
+    book = CatalogUnderTest()
+    book.create("a")
+    catalog.apply(book.state, AdoptionFinished(book.state.names["a"].incarnation, "d", "s", 9))
+    image = msgspec.msgpack.decode(catalog.dump(book.state))
+    image[1] = [entry[:-1] for entry in image[1]]
+    entry = catalog.load(msgspec.msgpack.encode(image)).names["a"]
+    assert (entry.adopted, entry.contents) == ({"s": 9}, {})
 
 
 def test_a_right_is_recorded_when_it_changes() -> None:

@@ -44,7 +44,7 @@ NEEDED = {
         "FindOffsets", "ListCursors",
     ],
     "read": ["ListItems", "FindItems", "ListHeldKeys", "ReadItems", "PublishLog"],
-    "produce": ["ProduceItems", "PublishWrite", "FindWrite", "ImportItems", "FindImports"],
+    "produce": ["ProduceItems", "PublishWrite", "FindWrite", "FindPublished", "ImportItems", "FindImports"],
     "consume": [
         "LeaseItems", "SettleItems", "ReportProgress", "MoveCursor", "ReleaseCursor", "TakeGrant", "RenewStream", "EndStream", "ReadGrant",
         "FailGranted", "FindLeases",

@@ -242,7 +242,7 @@ def test_the_page_says_what_options_are_for() -> None:
     page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text().partition("## Options")[2].partition("\n## ")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page, re.MULTILINE))
     called = {"all": {READ, STREAM, WRITE}, "read, stream": {READ, STREAM}, "read": {READ}, "stream": {STREAM}}
-    called |= {"consume": {STREAM}, "write": {WRITE}, "batch write": {WRITE}}
+    called |= {"consume": {STREAM}, "write": {WRITE}, "batch write": {WRITE}, "stream write": {WRITE}}
     assert told.pop("consume") == "stream" and told.pop("table") == "read, stream"
     assert {name: called[word] for name, word in told.items()} == {
         option.name: option.uses for option in options.OPTIONS if option.name not in ("consume", "table")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,3 +138,25 @@ def test_a_driver_killed_between_publishing_and_spark_s_commit(orders: str, tmp_
                     started.wait()
     assert endings == [-signal.SIGKILL] * 3 + [0], (tmp_path / "log").read_text()
     assert sorted(adopt(orders)) == payloads
+
+
+@pytest.mark.long
+def test_a_checkpoint_restored_from_an_older_copy_drops_no_rows_silently(spark: SparkSession, orders: str, tmp_path: Path) -> None:
+    rows, checkpoint, copy = tmp_path / "rows", tmp_path / "checkpoint", tmp_path / "copy"
+    fill(rows, 1)
+    finish(start(stream(spark, rows).drop("seq"), tmp_path, orders))
+    shutil.copytree(checkpoint, copy)
+    payloads = fill(rows, 3)
+    finish(start(stream(spark, rows).drop("seq"), tmp_path, orders))
+    os.replace(checkpoint, tmp_path / "newest")
+    shutil.copytree(copy, checkpoint)
+    fill(rows, 4)
+    other = spark.readStream.schema("key string, payload string, seq long").option("maxFilesPerTrigger", 3).json(str(rows))
+    with pytest.raises(PySparkException, match="batch 1 of this stream was published with 30 rows and now has 90; it would add nothing"):
+        finish(start(other.drop("seq"), tmp_path, orders))
+    assert sorted(row.payload for row in published_items(orders)) == payloads
+    assert len(inbox(orders)) == 3, "nothing is left of the batch that was refused"
+    shutil.rmtree(checkpoint)
+    os.replace(tmp_path / "newest", checkpoint)
+    finish(start(other.drop("seq"), tmp_path, orders))
+    assert sorted(row.payload for row in published_items(orders)) == sorted(b"%d" % row for row in range(4 * ROWS_PER_FILE))

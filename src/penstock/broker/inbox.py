@@ -26,7 +26,7 @@ from penstock.broker.streams import StreamCoordinator, StreamOwner
 from penstock.logs.columns import FrameColumns, encode
 from penstock.logs.store import Inbox, InboxEntry, WriteManifest, write_name
 from penstock.loop.requests import ProduceRequest
-from penstock.operations import FindImports, FindWrite, ImportItems, Operation, PublishWrite, WriteState
+from penstock.operations import FindImports, FindPublished, FindWrite, ImportItems, Operation, PublishWrite, WriteState
 from penstock.rules.catalog import SINGLE_WRITE, QueueEntry
 from penstock.rules.records import Produced
 from penstock.rules.routing import digest, with_key_ids
@@ -35,6 +35,7 @@ from penstock.words.clock import DAY, SECOND
 from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, PenstockError, QueueBusy, QueueNotFound
 from penstock.words.limits import MIB
 from penstock.words.logs import log_fields
+from penstock.words.sources import WriteContent
 from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
@@ -308,12 +309,10 @@ class InboxProcessor:
             self._between_chunks()
             self._produce(write.incarnation, chunks)
         with self._broker.changing_catalog():
-            self._broker.catalog.end_adoption(
-                write.incarnation, write.name, manifest.source, SINGLE_WRITE if manifest.single_use else manifest.number
-            )
+            number = SINGLE_WRITE if manifest.single_use else manifest.number
+            self._broker.catalog.end_adoption(write.incarnation, write.name, manifest.source, number, manifest.items, manifest.checksum)
         self.adopted_writes[write.incarnation] += 1
-        items = sum(part.items for part in manifest.parts)
-        _log.info("a published write of %d items was adopted by queue %r", items, queue.name, extra=log_fields(queue=queue.name))
+        _log.info("a published write of %d items was adopted by queue %r", manifest.items, queue.name, extra=log_fields(queue=queue.name))
 
     def _between_chunks(self) -> None:
         """Between two chunks: stop if the broker closes, and end the consumer rights that are over."""
@@ -382,7 +381,7 @@ def _grouped(chunks: Iterable[tuple[int, Batch]]) -> Iterator[list[tuple[int, Ba
 
 def publish_write(inbox: Inbox, asked: PublishWrite) -> bool:
     """Publish a staged write; False when the same write was published before and still waits."""
-    return inbox.publish(asked.write, asked.queue, WriteManifest([*asked.parts], asked.source, asked.number))
+    return inbox.publish(asked.write, asked.queue, WriteManifest([*asked.parts], asked.source, asked.number, checksum=asked.checksum))
 
 
 def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindWrite) -> WriteState:
@@ -394,21 +393,35 @@ def write_state(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: Find
 
 def find_imports(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindImports) -> dict[str, int]:
     """The numbers of the sources with a prefix: adopted ones and those that wait in the inbox, which is read first."""
-    waiting: list[tuple[str, int]] = []
-    for entry in inbox.waiting():
-        if entry.incarnation == asked.queue:
-            try:
-                manifest = inbox.manifest(entry)
-            except CorruptLog:
-                if entry in inbox.waiting():
-                    raise
-                continue  # it was adopted meanwhile
-            waiting.append((manifest.source, manifest.number))
+    waiting = [(manifest.source, manifest.number) for manifest in _waiting_manifests(inbox, asked.queue)]
     found: dict[str, int] = {}
     for source, number in [*waiting, *entry_of(asked.queue).adopted.items()]:
         if source.startswith(asked.prefix):
             found[source] = max(number, found.get(source, 0))
     return found
+
+
+def find_published(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: FindPublished) -> tuple[int, list[WriteContent]]:
+    """The highest number of a source, adopted or in the inbox, which is read first; and what its writes held."""
+    waiting = [manifest for manifest in _waiting_manifests(inbox, asked.queue) if manifest.source == asked.source]
+    queue = entry_of(asked.queue)
+    found = {content.number: content for content in queue.contents.get(asked.source, ())}
+    for manifest in waiting:
+        if manifest.checksum is not None:
+            found[manifest.number] = WriteContent(manifest.number, manifest.items, manifest.checksum)
+    return max([queue.adopted.get(asked.source, 0), *(manifest.number for manifest in waiting)]), sorted(found.values())
+
+
+def _waiting_manifests(inbox: Inbox, queue: int) -> Iterator[WriteManifest]:
+    """The manifests of a queue's writes that wait in the inbox."""
+    for entry in inbox.waiting():
+        if entry.incarnation == queue:
+            try:
+                yield inbox.manifest(entry)
+            except CorruptLog:
+                if entry in inbox.waiting():
+                    raise
+                # else it was adopted meanwhile
 
 
 def _checked_inbox(broker: Any, queue: int) -> InboxProcessor:
@@ -423,5 +436,6 @@ INBOX_HANDLERS: dict[type[Operation[Any]], Callable[[Any, Any], Any]] = {
     FindWrite: lambda broker, operation: write_state(broker.store.inbox, broker.entry, operation),
     ImportItems: lambda broker, operation: _checked_inbox(broker, operation.queue).import_items(operation),
     FindImports: lambda broker, operation: find_imports(broker.store.inbox, broker.entry, operation),
+    FindPublished: lambda broker, operation: find_published(broker.store.inbox, broker.entry, operation),
 }
 """How an embedded broker answers the operations of the inbox."""

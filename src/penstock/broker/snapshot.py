@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from penstock.broker import trace
-from penstock.broker.inbox import find_imports, write_state
+from penstock.broker.inbox import find_imports, find_published, write_state
 from penstock.broker.queries import QUERY_HANDLERS, list_queues
 from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, LockHolder, Target, open_read_only
@@ -31,6 +31,7 @@ from penstock.operations import (
     DescribeOwner,
     ExplainItem,
     FindImports,
+    FindPublished,
     FindQueue,
     FindWrite,
     LeaseDoubt,
@@ -299,6 +300,7 @@ _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] =
     ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
     FindWrite: lambda snapshot, operation: write_state(snapshot._store.inbox, snapshot.entry, operation),
+    FindPublished: lambda snapshot, operation: find_published(snapshot._store.inbox, snapshot.entry, operation),
     FindImports: lambda snapshot, operation: find_imports(snapshot._store.inbox, snapshot.entry, operation),
     ReadGrant: lambda snapshot, operation: read_grant(snapshot._store.inbox, operation),
     AwaitItems: Snapshot._await,

@@ -25,6 +25,7 @@ from penstock.logs.files.lock import LockHolder
 from penstock.logs.log import Draft, Durability, Frame, Log, ReadableLog
 from penstock.rules.routing import digest
 from penstock.words.errors import InvalidRequest, StorageFailed
+from penstock.words.sources import MAX_SOURCE_LENGTH
 
 CATALOG = 0
 """The incarnation, and the partition, of the catalog."""
@@ -145,13 +146,19 @@ class WriteManifest(msgspec.Struct, frozen=True):
     """
 
     parts: list[StagedPart]
-    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000)]
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SOURCE_LENGTH)]
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
     version: int = MANIFEST_VERSION
     began_at: int = msgspec.field(default=0, name="began")
     """The wall time at which the write began; 0 when not known. The owner adopts waiting writes in this order."""
     single_use: bool = msgspec.field(default=False, name="once")
     """The source is used for this write only."""
+    checksum: int | None = None
+    """See WriteContent; None: the owner does not remember what the write held."""
+
+    @property
+    def items(self) -> int:
+        return sum(part.items for part in self.parts)
 
 
 class InboxEntry(NamedTuple):

@@ -147,9 +147,9 @@ class Catalog:
         self._do(catalog.begin_adoption, incarnation, name)
         return self.get(incarnation).adopting[name]
 
-    def end_adoption(self, incarnation: int, name: str, source: str, number: int) -> None:
-        """Record that a published write is adopted."""
-        self._do(catalog.finish_adoption, incarnation, name, source, number)
+    def end_adoption(self, incarnation: int, name: str, source: str, number: int, items: int = 0, checksum: int | None = None) -> None:
+        """Record that a published write is adopted, and what it held."""
+        self._do(catalog.finish_adoption, incarnation, name, source, number, items, checksum)
 
     def set_consumer_right(self, incarnation: int, holder: str, timeout: int, runs: Sequence[str] = ()) -> None:
         """Record the holder of a queue's consumer right and its runs; "" is none."""

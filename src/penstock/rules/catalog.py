@@ -22,12 +22,15 @@ from penstock.rules.options import Options, check_name, merged
 from penstock.rules.slots import SlotMap
 from penstock.words.errors import CorruptLog, InvalidRequest, QueueExists, QueueNotFound
 from penstock.words.limits import MAX_PARTITIONS, MIN_RESULT_MEMORY, check_range
+from penstock.words.sources import WriteContent, source_kind
 
 MAX_INCARNATION = (1 << 64) - 1
 VERSION = 1
 MAX_SOURCES, MAX_ONCE = 10_000, 1_000
-"""For how many sources of published writes the last number is remembered: for sources with several writes, and for
-those with a single one, which need it only until the write is out of the inbox."""
+"""For how many sources of published writes the last number is remembered: for each kind (words/sources.py), and for
+those with a single write, which need it only until the write is out of the inbox."""
+MAX_CONTENT_SOURCES, MAX_CONTENTS = 1_000, 100
+"""For how many sources what they wrote is remembered, and for how many of the last writes of each."""
 MAX_CALLS = 1_000
 """For how many sessions the last call that changed the catalog is remembered, for MIN_RESULT_MEMORY."""
 SINGLE_WRITE = 1 << 61
@@ -77,7 +80,7 @@ class QueueEntry(msgspec.Struct, frozen=True):
     adopting: dict[str, int] = {}
     """name → adoption number, of published writes whose adoption is not finished."""
     adopted: dict[str, int] = {}
-    """source → its highest adopted number, for the newest sources, oldest first."""
+    """source → its highest adopted number, for the newest sources of each kind, oldest first."""
     consumer_right_holder: str = ""
     """Who has the consumer right; "": no one."""
     consumer_right_timeout: int = 0
@@ -86,6 +89,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     """The known runs (processes) of the holder, the newest last: only the newest may give the right up."""
     restores: list[RestorePoint] = []
     """The restores of this queue, the newest last."""
+    contents: dict[str, list[WriteContent]] = {}
+    """source → what its last adopted writes held, by number, for writes with a checksum; the newest sources last."""
 
     @property
     def unfinished(self) -> str:
@@ -191,6 +196,9 @@ class AdoptionFinished(msgspec.Struct, array_like=True, gc=False, tag=7):
     name: str
     source: str
     number: int
+    items: int = 0
+    checksum: int | None = None
+    """See WriteContent; None: it is not remembered what the write held."""
 
 
 class ConsumerRightSet(msgspec.Struct, array_like=True, gc=False, tag=8):
@@ -351,10 +359,12 @@ def begin_adoption(state: CatalogState, incarnation: int, name: str) -> list[Cat
     return [] if name in entry_by_incarnation(state, incarnation).adopting else [AdoptionBegun(incarnation, name)]
 
 
-def finish_adoption(state: CatalogState, incarnation: int, name: str, source: str, number: int) -> list[CatalogRecord]:
+def finish_adoption(
+    state: CatalogState, incarnation: int, name: str, source: str, number: int, items: int = 0, checksum: int | None = None
+) -> list[CatalogRecord]:
     """Record that all of a published write was adopted."""
     entry_by_incarnation(state, incarnation)
-    return [AdoptionFinished(incarnation, name, source, number)]
+    return [AdoptionFinished(incarnation, name, source, number, items, checksum)]
 
 
 def set_consumer_right(state: CatalogState, incarnation: int, holder: str, timeout: int, runs: Sequence[str] = ()) -> list[CatalogRecord]:
@@ -478,10 +488,31 @@ def _adoption_finished(state: CatalogState, record: AdoptionFinished) -> None:
     adopting = {name: number for name, number in entry.adopting.items() if name != record.name}
     adopted = {source: number for source, number in entry.adopted.items() if source != record.source}
     adopted[record.source] = max(record.number, entry.adopted.get(record.source, 0))
-    single = [source for source, number in adopted.items() if number == SINGLE_WRITE]
-    for oldest in single[:-MAX_ONCE] + [source for source, number in adopted.items() if number != SINGLE_WRITE][:-MAX_SOURCES]:
+    if len(adopted) > min(MAX_ONCE, MAX_SOURCES):
+        _forget_oldest(adopted, record.source)
+    state.change(record.incarnation, adopting=adopting, adopted=adopted, contents=_contents(entry, record))
+
+
+def _forget_oldest(adopted: dict[str, int], source: str) -> None:
+    """Remove the oldest sources of the kind of `source`, if they are too many."""
+
+    def kind(source: str) -> tuple[bool, str]:
+        single = adopted[source] == SINGLE_WRITE
+        return single, "" if single else source_kind(source)
+
+    same = [other for other in adopted if kind(other) == kind(source)]
+    for oldest in same[: -MAX_ONCE if kind(source)[0] else -MAX_SOURCES]:
         del adopted[oldest]
-    state.change(record.incarnation, adopting=adopting, adopted=adopted)
+
+
+def _contents(entry: QueueEntry, record: AdoptionFinished) -> dict[str, list[WriteContent]]:
+    """What is known of the writes of all sources after an adoption."""
+    if record.checksum is None:
+        return entry.contents
+    contents = {source: writes for source, writes in entry.contents.items() if source != record.source}
+    writes = [write for write in entry.contents.get(record.source, []) if write.number < record.number]
+    contents[record.source] = [*writes, WriteContent(record.number, record.items, record.checksum)][-MAX_CONTENTS:]
+    return dict([*contents.items()][-MAX_CONTENT_SOURCES:])
 
 
 def _consumer_right_set(state: CatalogState, record: ConsumerRightSet) -> None:
@@ -539,6 +570,7 @@ class _EntryImage(msgspec.Struct, array_like=True):
     consumer_right_timeout: int = 0
     consumer_right_runs: list[str] = []
     restores: list[RestorePoint] = []
+    contents: list[tuple[str, list[WriteContent]]] = []
 
 
 class _CatalogImage(msgspec.Struct, array_like=True):
@@ -581,6 +613,7 @@ def _image(entry: QueueEntry) -> _EntryImage:
     slot_map = fields.pop("map")
     fields["marks"] = [(version, sorted(marks.items())) for version, marks in entry.marks.items()]
     fields["adopting"], fields["adopted"] = sorted(entry.adopting.items()), list(entry.adopted.items())
+    fields["contents"] = list(entry.contents.items())
     return _EntryImage(version=slot_map.version, owners=slot_map.pack(), **fields)
 
 
@@ -589,4 +622,5 @@ def _entry(image: _EntryImage) -> QueueEntry:
     fields["map"] = SlotMap.unpack(fields.pop("version"), fields.pop("owners"))
     fields["marks"] = {version: dict(marks) for version, marks in image.marks}
     fields["adopting"], fields["adopted"] = dict(image.adopting), dict(image.adopted)
+    fields["contents"] = dict(image.contents)
     return QueueEntry(**fields)

@@ -26,17 +26,22 @@ from penstock.words.errors import InvalidRequest
 from penstock.words.fields import FieldType
 from penstock.words.ids import FIRST_FOREIGN_NUMBER, LAST_PARTITION
 from penstock.words.limits import MAX_BATCH_ITEMS, MAX_LEASE_TIMEOUT, MIN_LEASE_TIMEOUT
+from penstock.words.sources import APPLICATION, MAX_SOURCE_LENGTH
 
 EARLIEST: Literal["earliest"] = "earliest"
 LATEST: Literal["latest"] = "latest"
 RangeEnd: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
 """An end of a range: the first or last position there is, or an offset per partition. -2 means earliest, -1 latest."""
 MAX_NUMBER = 1 << 40
+MAX_VERSION = (1 << 60) - 1
+"""The highest txnVersion; its write has the next number."""
 MILLENNIUM = 946_684_800 * SECOND
 """The year 2000, in microseconds: a smaller number is probably given in another unit."""
 READ: Literal["read"] = "read"
 STREAM: Literal["stream"] = "stream"
 WRITE: Literal["write"] = "write"
+CHECK: Literal["check"] = "check"
+SKIP: Literal["skip"] = "skip"
 Use: TypeAlias = Literal["read", "stream", "write"]
 """What a source is created for: spark.read, spark.readStream, or writing (batch or stream)."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
@@ -76,6 +81,10 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which a consuming stream loses its consumer right."""
     order_by: tuple[str, ...] = ()
     write_id: str = ""
+    txn_app_id: str = ""
+    txn_version: int | None = None
+    repeated_batch: str = CHECK
+    """What happens with a batch of a stream that was published before with other rows."""
     adopt_timeout: float = 10.0
     """Seconds that a write waits until the owner has adopted it."""
 
@@ -118,6 +127,11 @@ def require_directories(broker: BrokerRoots) -> BrokerRoots:
 
 def _check_together(options: SourceOptions) -> SourceOptions:
     """The options; InvalidRequest if they contradict each other."""
+    if (options.txn_version is None) == bool(options.txn_app_id):
+        given, other = ("txnAppId", "txnVersion") if options.txn_app_id else ("txnVersion", "txnAppId")
+        raise InvalidRequest(f"{given} is given without {other}; give both, the application and the number of its write")
+    if options.txn_app_id and options.write_id:
+        raise InvalidRequest("both writeId and txnAppId are given; leave one out: each identifies the write")
     schema = TABLES[options.table]
     for wanted, name, column, having in (
         (options.include_headers, "includeHeaders", "headers", "items or dead"),
@@ -187,6 +201,22 @@ def _text(name: str, text: str) -> str:
     if not text.strip():
         raise InvalidRequest(f"{name} is empty; give a text or leave it out")
     return text.strip()
+
+
+def _source(name: str, text: str, prefix: str = "") -> str:
+    found, most = _text(name, text), MAX_SOURCE_LENGTH - len(prefix)
+    if len(found) > most:
+        raise InvalidRequest(f"{name} has {len(found):,} characters; give at most {most}")
+    if not prefix and found.startswith(APPLICATION):
+        raise InvalidRequest(f"{name} begins with {APPLICATION!r}, which is for txnAppId; choose another id")
+    return found
+
+
+def _repeated_batch(name: str, text: str) -> str:
+    found = text.strip().lower()
+    if found not in (CHECK, SKIP):
+        raise InvalidRequest(f"{name} is {text!r:.100}; give {CHECK} or {SKIP}")
+    return found
 
 
 def _seconds(name: str, text: str) -> float:
@@ -282,7 +312,10 @@ OPTIONS = (
     _Option("perKey", partial(_number, high=MAX_BATCH_ITEMS), _STREAMS),
     _Option("consumerTimeout", _lease_seconds, _STREAMS),
     _Option("orderBy", _names, _WRITING),
-    _Option("writeId", _text, _WRITING),
+    _Option("writeId", _source, _WRITING),
+    _Option("txnAppId", partial(_source, prefix=APPLICATION), _WRITING),
+    _Option("txnVersion", partial(_number, low=0, high=MAX_VERSION), _WRITING),
+    _Option("repeatedBatch", _repeated_batch, _WRITING),
     _Option("adoptTimeout", _seconds, _WRITING),
 )
 _BY_NAME = {option.name.lower(): option for option in OPTIONS}

@@ -62,6 +62,8 @@ def write(
     *,
     order_by: str | Sequence[str] | None = None,
     write_id: str | None = None,
+    txn_app_id: str | None = None,
+    txn_version: int | None = None,
     adopt_timeout: float | None = None,
     **options: str,
 ) -> None:
@@ -69,13 +71,20 @@ def write(
 
     order_by: columns that give the order of the items of a key, such as "ts, seq desc".
     write_id: a write that is repeated under its id adds nothing.
+    txn_app_id, txn_version: an application and the number of its write; a number at or below its last one adds nothing.
     adopt_timeout: seconds to wait until the owner has adopted the write.
     options: other options of the data source.
     """
     if df.isStreaming:
         raise InvalidRequest("the DataFrame is a stream; write it with df.writeStream.format('penstock'), and orderBy as an option")
     terms = order_terms(order_by)
-    given = {"orderBy": ",".join(terms) if terms else None, "writeId": write_id, "adoptTimeout": adopt_timeout}
+    given = {
+        "orderBy": ",".join(terms) if terms else None,
+        "writeId": write_id,
+        "txnAppId": txn_app_id,
+        "txnVersion": txn_version,
+        "adoptTimeout": adopt_timeout,
+    }
     options |= {"broker": os.fspath(broker), "queue": queue, **{name: str(value) for name, value in given.items() if value is not None}}
     order = SortOrder.parse(parse_options(options, WRITE).order_by)
     order.check(df.schema)

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from penstock.logs.store import PartWriter, StagedPart, Staging, write_name
-from penstock.operations import FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap
+from penstock.operations import FindPublished, FindQueue, FindWrite, Home, PublishWrite, ReadSlotMap
 from penstock.rules.slots import SlotMap
 from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.spark.merge import Merger
@@ -22,6 +22,7 @@ from penstock.spark.part_files import PartFile, PartFileBuilder
 from penstock.spark.sort_order import SortOrder
 from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import PenstockError, QueueNotFound
+from penstock.words.sources import WriteContent
 
 FRAMES = ".frames"
 LOOK_SECONDS = 0.01
@@ -86,12 +87,24 @@ class StagedWriteClient:
             builder.discard()
             raise
 
-    def publish(self, write: str, destination: Destination, order: SortOrder, source: str, number: int, files: Sequence[PartFile]) -> bool:
-        """Publish the part files, all or none, once for each source and number. False: it was published and waits."""
+    def publish(
+        self,
+        write: str,
+        destination: Destination,
+        order: SortOrder,
+        source: str,
+        number: int,
+        files: Sequence[PartFile],
+        checksum: int | None = None,
+    ) -> bool:
+        """Publish the part files, all or none, once for each source and number. False: it was published and waits.
+
+        checksum: of their rows, if the queue shall remember what they held.
+        """
         if order.columns:
             files = self._merged(write, destination, order, files)
         parts = [StagedPart(file.name, len(file.frames), file.items) for file in files]
-        operation = PublishWrite(queue=destination.incarnation, write=write, source=source, number=number, parts=parts)
+        operation = PublishWrite(queue=destination.incarnation, write=write, source=source, number=number, parts=parts, checksum=checksum)
         return self._with_home(lambda home: home.call(operation))
 
     def abandon(self, write: str) -> None:
@@ -101,6 +114,11 @@ class StagedWriteClient:
     def abandon_empty(self, write: str) -> None:
         """Remove the folder of a write if nothing is staged in it."""
         self._staging.abandon_empty(write)
+
+    def published(self, destination: Destination, source: str) -> tuple[int, list[WriteContent]]:
+        """The highest published number of a source, 0 if there is none, and what its last writes held."""
+        query = FindPublished(queue=destination.incarnation, source=source)
+        return self._with_home(lambda home: home.call(query))
 
     def is_published(self, destination: Destination, source: str, number: int) -> bool:
         """Whether this source and number, or a later one, was published; it may wait for the owner."""

@@ -3,8 +3,9 @@
 Owns: `BatchWriter` and `StreamWriter`. The driver checks options and columns before a task runs. Tasks stage their
 rows. The driver's commit publishes the part files that the commit messages name, as one write; an abort removes them.
 So a task that Spark repeats or runs twice adds nothing twice, and a write that fails adds nothing.
-A batch write is identified by its writeId, or a new name; a batch of a stream by the query's id and the batch's number.
-A write that was published before under its identity adds nothing.
+A batch write is identified by its writeId, or its application and version (txnAppId), or a new name; a batch of a
+stream by the query's id and the batch's number. A write that was published before under its identity adds nothing;
+a batch of a stream only if it has the same rows (batch_content.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,14 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 from penstock.api import arrow
-from penstock.spark.options import SPARK_TYPES, SourceOptions, require_directories
+from penstock.spark.batch_content import MASK, ContentSum, is_repeated
+from penstock.spark.options import CHECK, SKIP, SPARK_TYPES, SourceOptions, require_directories
 from penstock.spark.part_files import PartFile
 from penstock.spark.sort_order import SortOrder
 from penstock.spark.staging import Destination, StagedWriteClient
 from penstock.words.errors import InvalidRequest
 from penstock.words.fields import BY_NAME
+from penstock.words.sources import APPLICATION, STREAM, WriteContent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +39,8 @@ class TaskCommitMessage(WriterCommitMessage):
     write: str
     files: list[PartFile]
     query: str = ""
+    checksum: int = 0
+    """The sum of its rows, for a stream."""
 
 
 class _Writer:
@@ -54,19 +59,22 @@ class _Writer:
         self._destination: Destination = self._client.find(options.queue)
         self._name = self._client.new_write_name()
 
-    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", query: str = "", *, prepared: bool = True) -> TaskCommitMessage:
+    def _stage(self, write: str, batches: "Iterator[pa.RecordBatch]", *, prepared: bool = True) -> list[PartFile]:
         context = TaskContext.get()
         assert context is not None  # Spark calls `write` in tasks
         task = f"{context.partitionId():06d}-{context.taskAttemptId()}"
-        return TaskCommitMessage(write, self._client.stage(write, self._destination, self._order, batches, task, prepared=prepared), query)
+        return self._client.stage(write, self._destination, self._order, batches, task, prepared=prepared)
 
-    def _publish(self, write: str, source: str, number: int, messages: "Sequence[WriterCommitMessage | None]") -> None:
-        files = [file for message in messages if isinstance(message, TaskCommitMessage) for file in message.files]
-        if not files:
+    def _publish(
+        self, write: str, source: str, number: int, files: Sequence[PartFile], *, known: bool = False, checksum: int | None = None
+    ) -> None:
+        """Publish what was staged, unless there is nothing or the number is known; wait until it is adopted."""
+        if known or not files:
             self._client.abandon(write)
-            return
-        self._client.publish(write, self._destination, self._order, source, number, files)
-        self._client.wait_adopted(self._destination, source, number, self._options.adopt_timeout)
+        else:
+            self._client.publish(write, self._destination, self._order, source, number, files, checksum)
+        if files:
+            self._client.wait_adopted(self._destination, source, number, self._options.adopt_timeout)
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -74,14 +82,22 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def __init__(self, options: SourceOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
+        if options.repeated_batch != CHECK:
+            raise InvalidRequest("repeatedBatch is for streams; leave it out")
         # here, not in tasks: a task that comes after the commit finds no folder and fails
         self._client.prepare(self._name)
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
-        return self._stage(self._name, iterator)
+        return TaskCommitMessage(self._name, self._stage(self._name, iterator))
 
     def commit(self, messages: "list[WriterCommitMessage | None]") -> None:
-        self._publish(self._name, self._options.write_id or self._name, 1, messages)
+        if self._options.txn_version is None:
+            self._publish(self._name, self._options.write_id or self._name, 1, _files(messages))
+            return
+        source, number = f"{APPLICATION}{self._options.txn_app_id}", self._options.txn_version + 1
+        # the owner refuses a number that it has adopted; one below a number that still waits must be refused here
+        known = number <= self._client.published(self._destination, source)[0]
+        self._publish(self._name, source, number, _files(messages), known=known)
 
     def abort(self, messages: "list[WriterCommitMessage | None]") -> None:
         self._client.abandon(self._name)
@@ -94,6 +110,10 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         super().__init__(options, schema, overwrite)
         if options.write_id:
             raise InvalidRequest("writeId is for batch writes; leave it out: a stream's batches are known by the query's checkpoint")
+        if options.txn_app_id:
+            raise InvalidRequest(
+                "txnAppId is for batch writes, such as df.write in foreachBatch; leave it out, the checkpoint identifies a stream"
+            )
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> WriterCommitMessage:
         context = TaskContext.get()
@@ -104,19 +124,36 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         write = f"{self._name}-{batch}"
         try:
             # Spark does not call the driver before a batch's commit
-            return self._stage(write, iterator, query, prepared=False)
+            content = ContentSum()
+            files = self._stage(write, content.passing(iterator), prepared=False)
+            return TaskCommitMessage(write, files, query, content.checksum)
         except BaseException:
             self._client.abandon_empty(write)  # Spark's abort gets only the messages of tasks that succeeded
             raise
 
     def commit(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
         staged = [message for message in messages if isinstance(message, TaskCommitMessage)]
-        if staged:
-            self._publish(staged[0].write, f"stream-{staged[0].query}", batchId + 1, messages)
+        if not staged:
+            return
+        files = _files(staged)
+        source, content = f"{STREAM}{staged[0].query}", _content(batchId + 1, staged)
+        known = bool(files) and is_repeated(
+            content, *self._client.published(self._destination, source), skip=self._options.repeated_batch == SKIP
+        )
+        self._publish(staged[0].write, source, content.number, files, known=known, checksum=content.checksum)
 
     def abort(self, messages: "list[WriterCommitMessage | None]", batchId: int) -> None:
         for write in {message.write for message in messages if isinstance(message, TaskCommitMessage)}:
             self._client.abandon(write)
+
+
+def _content(number: int, staged: Sequence[TaskCommitMessage]) -> WriteContent:
+    items = sum(file.items for message in staged for file in message.files)
+    return WriteContent(number, items, sum(message.checksum for message in staged) & MASK)
+
+
+def _files(messages: "Sequence[WriterCommitMessage | None]") -> list[PartFile]:
+    return [file for message in messages if isinstance(message, TaskCommitMessage) for file in message.files]
 
 
 # -- checks ------------------------------------------------------------------------------------------
