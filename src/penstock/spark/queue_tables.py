@@ -150,18 +150,26 @@ class QueueTables:
         runs: Sequence[int],
         columns: Sequence[str],
         *,
+        walls: tuple[int, int] | None = None,
         fail_on_data_loss: bool = True,
         exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The items of flat runs of offsets, without items forwarded from another partition and without removed items.
 
+        walls: only items produced from the one time on, before the other.
         fail_on_data_loss: raise an error if segments were removed since the range was chosen, or are damaged.
         exact: with fail_on_data_loss, raise an error for every missing item: `runs` has none that was missing before.
         forwarded: include the items forwarded from another partition of the queue, as a consumer needs them.
         """
         return items.items(
-            self._log_opener(incarnation, partition), runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded
+            self._log_opener(incarnation, partition),
+            runs,
+            columns,
+            walls=walls,
+            strict=fail_on_data_loss,
+            exact=exact,
+            forwarded=forwarded,
         )
 
     def events(
