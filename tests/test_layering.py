@@ -96,11 +96,25 @@ def test_nothing_imports_testing() -> None:
     assert found <= {"penstock"}
 
 
-def test_the_wheel_holds_the_package_alone() -> None:
+DISCOVERED = ROOT / "src" / "pyspark_penstock"
+"""The package that Spark imports when it looks for data sources."""
+
+
+def test_the_wheel_holds_the_package_and_what_spark_looks_for() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/penstock"]}
+    assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/penstock", "src/pyspark_penstock"]}
+    assert {path.name for path in (ROOT / "src").iterdir() if (path / "__init__.py").exists()} == {"penstock", DISCOVERED.name}
     beside = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"src"}
     assert [f"{module} imports {name}" for module in sources() for name in imports(module) if name.split(".")[0] in beside] == []
+
+
+def test_what_spark_looks_for_imports_nothing_of_the_package_until_it_is_used() -> None:
+    """Spark imports it also in programs that use another source."""
+    [path] = DISCOVERED.rglob("*.py")
+    tree = ast.parse(path.read_text("utf-8"))
+    at_once = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+    assert {*imported(at_once)} == {"collections.abc", "typing", "pyspark.sql.datasource"}
+    assert {name for name in imported(tree) if name.split(".")[0] == "penstock"} == {"penstock.spark.source"}
 
 
 def test_the_simulation_imports_only_the_package_and_what_that_needs() -> None:

@@ -107,7 +107,7 @@ def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatc
         ({**NEEDED, "que": "q"}, "there is no option 'que'; is queue meant?"),
         ({**NEEDED, "minPartition": "1"}, "there is no option 'minPartition'; is minPartitions meant?"),
         ({**NEEDED, "zzz": "1"}, "there is no option 'zzz'; there are adoptTimeout, broker, columns, "),
-        ({**NEEDED, "path": "/d"}, "a path is given, and this source has none; give the directory as option broker"),
+        ({**NEEDED, "path": "/d"}, "both broker and path are given; leave path out"),
         (
             {"broker": "http://host:8080", "queue": "q"},
             "'http://host:8080' cannot be read or written by Spark; this version knows directories",

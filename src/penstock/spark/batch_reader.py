@@ -3,6 +3,7 @@
 Owns: `BatchReader` and the tasks it plans. For tables items and events the driver fixes the ranges of offsets or log
 sequences when Spark plans the query, up to what is published then; so a task that Spark repeats reads the same rows.
 Tables state and dead have no ranges: their tasks read what is published when they run.
+With the option `where`, ranges and partitions without matching rows are not read, and tasks give matching rows only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,15 +64,24 @@ class BatchReader(DataSourceReader):
             return [*_PLANS[self._options.table](self._options, tables, queue)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        options, columns = self._options, self._columns
+        where = self._options.where
+        if where is None:
+            yield from self._read(partition, self._columns)
+            return
+        needed = [*dict.fromkeys([*self._columns, *where.columns])]
+        yield from where.keep(self._read(partition, needed), self._columns)
+
+    def _read(self, partition: InputPartition, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        options = self._options
         strict = options.fail_on_data_loss
+        walls = options.where.walls() if options.where is not None else None
         with QueueTables.open(options.broker) as tables:
             match partition:
                 case EventTask(incarnation=incarnation, partition=number, start=start, stop=stop):
                     since, until = options.starting_timestamp, options.ending_timestamp
                     yield from tables.events(incarnation, number, start, stop, columns, since=since, until=until, fail_on_data_loss=strict)
                 case ItemTask(incarnation=incarnation, partition=number, start=start, stop=stop):
-                    yield from tables.items(incarnation, number, [start, stop], columns, fail_on_data_loss=strict)
+                    yield from tables.items(incarnation, number, [start, stop], columns, walls=walls, fail_on_data_loss=strict)
                 case StateTask(incarnation=incarnation, partition=number):
                     yield from tables.states(incarnation, number, columns)
                 case DeadTask(source=source):
@@ -91,6 +101,9 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescrip
     starts = first_positions(_checked(options), tables, queue, bounds)
     stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, bounds)
     ranges = _ranges(queue, starts, {number: min(stop, bounds.stop[number]) for number, stop in stops.items()})
+    if options.where is not None:
+        wanted = {number: options.where.offsets(number) for number in options.where.partitions(ranges)}
+        ranges = _clipped(ranges, wanted)
     runs = [(number, *run) for number, one in ranges.items() for run in pairs(RunSet(one).subtract(tables.holes(queue, number)))]
     total = sum(stop - start for _, start, stop in runs)
     for number, start, stop in runs:
@@ -104,6 +117,8 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescri
     bounds = sequence_bounds(tables.published(queue), intact_only=options.fail_on_data_loss)
     starts = first_positions(_checked(options), tables, queue, bounds)
     ranges = _ranges(queue, starts, _stops(options, queue, bounds))
+    if options.where is not None:
+        ranges = _clipped(ranges, dict.fromkeys(options.where.partitions(ranges), options.where.sequences()))
     for number, (start, stop) in ranges.items():
         cuts = tables.sequence_cuts(queue, number, start, stop)
         wanted = max(-(-options.min_partitions // len(ranges)), (len(cuts) + 1) // EVENT_SEGMENTS)
@@ -113,10 +128,13 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescri
 
 
 def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
-    return (StateTask(queue.incarnation, number) for number in tables.published(queue))
+    published = tables.published(queue)
+    numbers = published if options.where is None else options.where.partitions(published)
+    return (StateTask(queue.incarnation, number) for number in numbers)
 
 
 def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
+    # every partition, whatever `where` says: the column is the partition in which an item was buried, not where it is
     return (DeadTask(source) for source in tables.dead_letter_partitions(queue))
 
 
@@ -160,3 +178,13 @@ def _ranges(queue: QueueDescription, starts: Mapping[int, int], stops: Mapping[i
                 "let endingOffsets be no less than startingOffsets"
             )
     return {number: (start, stops[number]) for number, start in starts.items() if start < stops.get(number, start)}
+
+
+def _clipped(ranges: Mapping[int, tuple[int, int]], wanted: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """What the ranges have in common with the wanted ones, without empty ranges."""
+    both = {
+        number: (max(start, wanted[number][0]), min(stop, wanted[number][1]))
+        for number, (start, stop) in ranges.items()
+        if number in wanted
+    }
+    return {number: one for number, one in both.items() if one[0] < one[1]}

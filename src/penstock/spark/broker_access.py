@@ -11,17 +11,16 @@ import logging
 import os
 from contextlib import closing
 from queue import Empty, SimpleQueue
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock.api._sync.broker import Broker
-from penstock.api._sync.broker import open as open_directory
 from penstock.broker.directory_client import DirectoryClient
-from penstock.broker.shared import join_shared
-from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import MEMORY, Files
 from penstock.operations import TIMEOUT, Home, Operation
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.api._sync.broker import Broker
 
 BrokerRoots: TypeAlias = tuple[str, ...]
 """A broker: the paths of its storage roots, the primary root first."""
@@ -39,11 +38,18 @@ def open_home(roots: BrokerRoots, timeout: int = TIMEOUT, files: Files | None = 
 
 def open_snapshot(roots: BrokerRoots) -> Home:
     """Open the broker as it is published now, for several queries on the same state; the caller closes it."""
+    from penstock.broker.snapshot import Snapshot
+
     return Snapshot.open([*roots])
 
 
-def open_broker(roots: BrokerRoots, wait_seconds: float) -> Broker:
+def open_broker(roots: BrokerRoots, wait_seconds: float) -> "Broker":
     """Open the broker as any program does: as its owner if no process is it, else as a client of the owner."""
+    # imported here: only jobs need them, and Spark's Python processes start sooner without
+    from penstock.api._sync.broker import Broker
+    from penstock.api._sync.broker import open as open_directory
+    from penstock.broker.shared import join_shared
+
     joined = join_shared([*roots])
     return Broker(joined, roots[0]) if joined is not None else open_directory(roots[0], roots=[*roots[1:]], wait=wait_seconds)
 
@@ -87,6 +93,7 @@ def _path(given: str) -> str:
     if given == MEMORY:
         raise InvalidRequest(f"{MEMORY!r} exists only in its own process, and Spark's tasks are other processes; give a directory")
     path = given.removeprefix(FILE)
+    path = path.removeprefix("file:") if path.startswith("file:/") else path  # as Spark writes the location of a table
     if "://" in path:
         scheme = path.partition("://")[0]
         raise InvalidRequest(f"{given!r:.200} cannot be read or written by Spark; this version knows directories, not {scheme}://")

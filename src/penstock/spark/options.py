@@ -20,6 +20,7 @@ import msgspec
 from penstock.rules.options import check_name
 from penstock.spark.broker_access import BrokerRoots, parse_broker
 from penstock.spark.queue_tables import TABLES
+from penstock.spark.row_filter import RowFilter, parse_filter
 from penstock.words import values
 from penstock.words.clock import SECOND
 from penstock.words.errors import InvalidRequest
@@ -44,6 +45,8 @@ CHECK: Literal["check"] = "check"
 SKIP: Literal["skip"] = "skip"
 Use: TypeAlias = Literal["read", "stream", "write"]
 """What a source is created for: spark.read, spark.readStream, or writing (batch or stream)."""
+PATH = "path"
+"""What load(path) and save(path) give: another name of the option broker."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Spark's own options, which it passes to the source with the others."""
 
@@ -65,6 +68,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Only these columns, in this order; None: all."""
     include_headers: bool = False
     include_generation: bool = False
+    where: RowFilter | None = None
+    """Only the rows that match; None: all."""
     starting_offsets: RangeEnd | None = None
     """Item offsets for table items, log sequences for table events."""
     ending_offsets: RangeEnd | None = None
@@ -104,6 +109,8 @@ def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
         value = given[name]
         if value is None:
             raise InvalidRequest(f"the option {option.name} has no value; give one or leave it out")
+        if option.field in found:
+            raise InvalidRequest("both broker and path are given; leave path out: each is the directory of the broker")
         found[option.field] = option.read(option.name, str(value))
     for name, meaning in (("broker", "the directory of the broker"), ("queue", "the name of a queue")):
         if name not in found:
@@ -114,6 +121,8 @@ def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
     for name, field in (("perKey", "per_key"), ("consumerTimeout", "consumer_timeout")):
         if field in found and not found.get("consume"):
             raise InvalidRequest(f"{name} is for streams that consume; give consume=true with it, or leave it out")
+    if "where" in found:
+        found["where"] = parse_filter(found["where"], found.get("table", "items"), _instant)
     return _check_together(SourceOptions(**found))
 
 
@@ -154,8 +163,6 @@ def _check_together(options: SourceOptions) -> SourceOptions:
 
 def _unknown(name: str) -> str:
     near = get_close_matches(name.lower(), _BY_NAME, 1)
-    if name.lower() == "path":
-        return "a path is given, and this source has none; give the directory as option broker and the queue as option queue"
     hint = f"is {_BY_NAME[near[0]].name} meant?" if near else f"there are {', '.join(sorted(option.name for option in OPTIONS))}"
     return f"there is no option {name!r}; {hint}"
 
@@ -285,6 +292,8 @@ class _Option(NamedTuple):
 
     @property
     def field(self) -> str:
+        if self.name == PATH:
+            return "broker"
         return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", self.name)
 
 
@@ -295,11 +304,13 @@ _WRITING: frozenset[Use] = frozenset({WRITE})
 _USE_NAMES = {_READING: "reading", _BATCHES: "spark.read", _STREAMS: "streams (spark.readStream)", _WRITING: "writing"}
 OPTIONS = (
     _Option("broker", lambda _, text: parse_broker(text)),
+    _Option(PATH, lambda _, text: parse_broker(text)),
     _Option("queue", lambda _, text: check_name(text.strip())),
     _Option("table", _table),
     _Option("columns", _names, _READING),
     _Option("includeHeaders", _flag, _READING),
     _Option("includeGeneration", _flag, _READING),
+    _Option("where", _text, _BATCHES),
     _Option("startingOffsets", _range_end, _READING),
     _Option("endingOffsets", _range_end, _BATCHES),
     _Option("startingTimestamp", _instant, _READING),

@@ -158,23 +158,25 @@ class QueueTables:
         runs: Sequence[int],
         columns: Sequence[str],
         *,
+        walls: tuple[int, int] | None = None,
         fail_on_data_loss: bool = True,
         exact: bool = False,
         forwarded: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The items of flat runs of offsets, without items forwarded from another partition and without removed items.
 
+        walls: only items produced from the one time on, before the other.
         fail_on_data_loss: raise an error if segments were removed since the range was chosen, or are damaged.
         exact: with fail_on_data_loss, raise an error for every missing item: `runs` has none that was missing before.
         forwarded: include the items forwarded from another partition of the queue, as a consumer needs them.
         """
         log = self._log_opener(incarnation, partition)
         if GENERATION not in columns:
-            yield from items.items(log, runs, columns, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
+            yield from items.items(log, runs, columns, walls=walls, strict=fail_on_data_loss, exact=exact, forwarded=forwarded)
             return
         generations = Generations(self._home.call(FindQueue(queue=incarnation, marks=True)))
         stored = list(dict.fromkeys([*(name for name in columns if name != GENERATION), "offset"]))
-        for batch in items.items(log, runs, stored, strict=fail_on_data_loss, exact=exact, forwarded=forwarded):
+        for batch in items.items(log, runs, stored, walls=walls, strict=fail_on_data_loss, exact=exact, forwarded=forwarded):
             found = generations.column(partition, batch.column("offset"))
             arrays = [found if name == GENERATION else batch.column(name) for name in columns]
             yield pa.RecordBatch.from_arrays(arrays, schema=select_columns(TABLES["items"], columns))

@@ -6,6 +6,7 @@ so an option that only one of them refuses raises its error when the query start
 Readers and writers are imported when they are first needed.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,12 +34,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.spark.options import READ, STREAM, WRITE, SourceOptions, Use, parse_options, require_directories
+from penstock.spark.catalog_tables import is_catalog_table, remember_options, remembered_options, table_options
+from penstock.spark.options import PATH, READ, STREAM, WRITE, SourceOptions, Use, parse_options, require_directories
 from penstock.spark.queue_tables import GENERATION, TABLES, QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
 NAME = "penstock"
+BROKER = "broker"
 _TYPES: Mapping[pa.DataType, DataType] = {
     pa.string(): StringType(),
     pa.binary(): BinaryType(),
@@ -71,12 +74,16 @@ class PenstockSource(DataSource):
             check_consume_options(options)
         with QueueTables.open(options.broker) as tables:
             tables.find(options.queue)  # raises now if there is no such queue, not when the query runs
-        return spark_schema(selected_schema(options))
+        schema = spark_schema(selected_schema(options))
+        if not is_catalog_table(self.options):
+            return schema
+        kept = {name: value for name, value in table_options(self.options).items() if name.lower() not in (BROKER, PATH)}
+        return remember_options(schema, {**kept, BROKER: json.dumps(options.broker)})  # paths are absolute now
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.batch_reader import BatchReader
 
-        options = self._parsed_options(READ)
+        options = self._parsed_options(READ, schema=schema)
         return BatchReader(options, selected_columns(options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -86,7 +93,7 @@ class PenstockSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
-            options = self._parsed_options(STREAM)
+            options = self._parsed_options(STREAM, schema=schema)
             columns = selected_columns(options, schema)
             if options.consume:
                 from penstock.spark.consuming_reader import ConsumingReader
@@ -107,8 +114,11 @@ class PenstockSource(DataSource):
 
         return StreamWriter(self._parsed_options(WRITE), schema, overwrite)
 
-    def _parsed_options(self, *uses: Use) -> SourceOptions:
-        options = parse_options(self.options, *uses)
+    def _parsed_options(self, *uses: Use, schema: StructType | None = None) -> SourceOptions:
+        given: Mapping[str, str] = table_options(self.options) if is_catalog_table(self.options) else self.options
+        if schema is not None and not {BROKER, PATH} & {name.lower() for name in given}:
+            given = {**remembered_options(schema), **given}
+        options = parse_options(given, *uses)
         require_directories(options.broker)
         return options
 

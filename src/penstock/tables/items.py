@@ -38,13 +38,21 @@ OpenLog: TypeAlias = Callable[[], ReadableLog]
 
 
 def items(
-    open_log: OpenLog, runs: Sequence[int], columns: Sequence[str], *, strict: bool = True, exact: bool = False, forwarded: bool = False
+    open_log: OpenLog,
+    runs: Sequence[int],
+    columns: Sequence[str],
+    *,
+    walls: tuple[int, int] | None = None,
+    strict: bool = True,
+    exact: bool = False,
+    forwarded: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """The items at flat runs of offsets, in batches.
 
     An item that was forwarded from another partition of the queue is left out: it is read in the partition where it was
     produced.
 
+    walls: only items produced from the one time on, before the other.
     strict: raise an error if items are missing or damaged. Otherwise they are left out. Single items that retention
         dropped are left out in both cases.
     exact: with strict, raise an error for those too. For callers that know that the items existed.
@@ -53,6 +61,8 @@ def items(
     schema = select_columns(ITEMS, columns)
     with closing(open_log()) as log:
         found = frame_slices(log, open_log, runs, strict=strict, exact=exact)
+        if walls is not None:
+            found = (piece for piece in found if walls[0] <= piece.columns.wall < walls[1])
         wanted = found if forwarded else (kept for piece in found for kept in _not_forwarded(piece, log.incarnation))
         for slices in grouped_slices(wanted, stored_columns(columns)):
             rows = ItemRows(slices, log.partition)
