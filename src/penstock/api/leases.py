@@ -406,8 +406,10 @@ class LeaseSelection:
         failed: PenstockError | None = None
         for (lease, part), answer in zip(self._groups.values(), answers, strict=True):
             if isinstance(answer, Settled):
-                early += [format_id(part.partition, offset) for offset in answer.early]
-                self._mark_lost(lease, part, answer.refused)
+                if answer.early:
+                    early += [format_id(part.partition, offset) for offset in answer.early]
+                if answer.refused:
+                    self._mark_lost(lease, part, answer.refused)
                 self._mark_settled(lease, part, {*answer.refused, *answer.early})
                 if lease is not None and answer.buried:
                     lease.remember_outcome(answer.buried, DONE["bury"])
@@ -415,7 +417,8 @@ class LeaseSelection:
                 self._mark_lost(lease, part, part.offsets)
             else:
                 failed = failed or answer.error()
-        self._raise_refusals(failed, early)
+        if failed is not None or early or self._lost:
+            self._raise_refusals(failed, early)
 
     def mark_all_lost(self) -> None:
         """Mark all items as lost, because their queue was deleted, and raise `LeaseLost`."""

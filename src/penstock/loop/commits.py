@@ -248,15 +248,13 @@ class CommitTracker(PartitionSet):
 
     def _answer_lease(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
         """Answer with the leased items, or let the request wait again when there are none."""
-        given = [
-            LeaseResult(handle.number, granted, items, (until - self.now) / SECOND)
-            for handle, granted, items, until in parts
-            if handle.number not in failed
-        ]
-        ended = [one for one in given if one.seconds <= 0]  # while the answer waited for another partition
+        given: list[LeaseResult] = []
+        ended: list[LeaseResult] = []  # while the answer waited for another partition
+        for handle, granted, items, until in parts:
+            if handle.number not in failed:
+                (given if until > self.now else ended).append(LeaseResult(handle.number, granted, items, (until - self.now) / SECOND))
         if ended:
             self.settle_step.return_items(ended)
-            given = [one for one in given if one.seconds > 0]
         if given:
             request.finish(given)
             if request.cancelled:

@@ -269,7 +269,11 @@ class LeaseStep:
         available = self._partitions.maybe_ready()
         if len(available) != 1 or not available[0].is_usable:
             return []
-        return self._lease_for(request, request.want, OnlySource(available[0]))
+        handle, want = available[0], request.want
+        if want == 1:  # as below, without the rounds for more items
+            granted = self._lease(handle, request, want, None)
+            return [] if granted is None or not granted.lease else [(handle, granted)]
+        return self._lease_for(request, want, OnlySource(handle))
 
     def _repeated(self, request: requests.LeaseRequest) -> list[tuple[PartitionHandle, LeaseAnswer]] | None:
         """The leases that the same call was given before; None when it is new.

@@ -23,7 +23,7 @@ from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, 
 class Request:
     """One call of a caller."""
 
-    verb: ClassVar[str] = "request"
+    verb: str = "request"
     reserved: ClassVar[bool] = False
     """Whether it may take one of the places that are reserved for requests which make a queue shorter."""
     gets_late_answer: ClassVar[bool] = False
@@ -276,7 +276,7 @@ class SettleRequest(Request):
         call: Call | None = None,
     ) -> None:
         Request.__init__(self, deadline, call)
-        self.action = action
+        self.action = self.verb = action
         self.parts = parts
         self.delay = delay
         self.reason = reason
@@ -287,10 +287,6 @@ class SettleRequest(Request):
         self.then = then
         """Follow-ups: (incarnation, items)."""
         self.request = request
-
-    @property
-    def verb(self) -> str:  # type: ignore[override]
-        return self.action
 
     def fingerprint(self) -> bytes:
         """Without its parts: a repetition may have fewer, and partitions tell parts apart by their content."""

@@ -24,7 +24,7 @@ from penstock.words.limits import DEFAULT_PRIORITY, IMMEDIATE, MAX_DEDUP_IDS
 
 def decide_produce(state: State, command: Produce, now: Moment, blocks: BlockSource) -> tuple[list[Record], Stored]:
     base = state.next_offset
-    batch = with_key_ids(command.batch)
+    batch = command.batch if command.checked else with_key_ids(command.batch)
     if command.source is None and not command.checked:  # a transfer was checked at its source, and may be larger than a caller's batch
         validate(batch)
     check_calls(command.calls)

@@ -103,7 +103,12 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     @property
     def count(self) -> int:
         """How many items were leased."""
-        return count(self.runs)
+        items = 0
+        for take in self.takes:
+            items += take.stop - take.start if take.taken is None else count(take.taken)
+        for line in self.line_takes:
+            items += line.stop - line.start
+        return items
 
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):
