@@ -289,7 +289,10 @@ def _rests_on(request: Request, result: Any) -> Collection[int]:
 
 def _without_lost(granted: LeaseAnswer, items: Sequence[LeasedItems]) -> LeaseAnswer:
     """The lease without the items that were found damaged."""
-    if sum([len(part.batch.payloads) for part in items]) == granted.count:
+    left = granted.count
+    for part in items:
+        left -= len(part.batch.payloads)
+    if not left:
         return granted
     return msgspec.structs.replace(granted, runs=[edge for part in items for edge in part.runs])
 

@@ -457,7 +457,7 @@ class PartitionHandle:
             self._slow_timers_at = self._slow_timers(now, partition)
             first = self._slow_timers_at
         else:  # the next visit computes them
-            first = min(self._slow_timers_at, self._slow_timers_until)
+            first = self._slow_timers_at if self._slow_timers_at < self._slow_timers_until else self._slow_timers_until
         elapsed, wall = state.next_due()
         if elapsed is not None and elapsed - state.clock_shift < first:
             first = elapsed - state.clock_shift
@@ -467,9 +467,8 @@ class PartitionHandle:
             first = self._publish_at
         if self._sync_at is not None and self._sync_at < first:
             first = self._sync_at
-        for when in self.transfers_under_way.values():
-            if when < 0:
-                first = min(first, -when)
+        if self.transfers_under_way:
+            first = min([first, *(-when for when in self.transfers_under_way.values() if when < 0)])
         self.next_run = first if first > now else now
 
     def _slow_timers(self, now: int, partition: Partition) -> int:

@@ -193,7 +193,7 @@ class ProduceRequest(Request):
     def check(self) -> None:
         if not self.sequence:  # the whole write was validated before its first chunk
             self.batch = validate(with_key_ids(self.batch))
-            super().check()
+            Request.check(self)
 
     def fingerprint(self) -> bytes:
         return fingerprint(batch_content(self.batch))

@@ -29,7 +29,7 @@ class CalendarEntry(NamedTuple):
 
 
 class Calendar:
-    __slots__ = ("_buckets", "_head", "_head_bucket", "_order", "_taken")
+    __slots__ = ("_buckets", "_head", "_head_bucket", "_order", "_taken", "empty")
 
     def __init__(self) -> None:
         self._buckets: dict[int, array[int]] = {}
@@ -37,6 +37,8 @@ class Calendar:
         self._head: list[CalendarEntry] = []  # the earliest bucket, sorted; entries before _taken are removed
         self._taken = 0
         self._head_bucket = -1
+        self.empty = True
+        """Whether it is known to have no entries. False also when the last one was removed, until `next` finds out."""
 
     def __bool__(self) -> bool:
         return self._taken < len(self._head) or bool(self._buckets)
@@ -48,6 +50,7 @@ class Calendar:
             yield from _sorted(self._buckets[bucket])
 
     def add(self, when: int, start: int, stop: int, tag: int = 0) -> None:
+        self.empty = False
         bucket = when // _BUCKET
         if bucket <= self._head_bucket:
             insort(self._head, CalendarEntry(when, start, stop, tag), lo=self._taken)
@@ -65,6 +68,7 @@ class Calendar:
         """When the earliest entry comes due, or None."""
         if self._taken >= len(self._head):
             if not self._order:
+                self.empty = True
                 return None
             self._advance()
         return self._head[self._taken].when
@@ -103,6 +107,7 @@ class Calendar:
 
     def clear(self) -> None:
         self._buckets, self._order, self._head, self._taken, self._head_bucket = {}, [], [], 0, -1
+        self.empty = True
 
     def _advance(self) -> None:
         """If all entries of the head are removed, make the earliest bucket the head."""

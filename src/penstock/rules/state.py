@@ -301,10 +301,10 @@ class State:
         """When the next lease, schedule or ttl comes due: by elapsed time and by wall time."""
         first = self.leases.next_deadline()
         for calendar in (self.by_elapsed, self.ttl):
-            when = calendar.next()
+            when = None if calendar.empty else calendar.next()
             if when is not None and (first is None or when < first):
                 first = when
-        return first, self.by_wall.next()
+        return first, None if self.by_wall.empty else self.by_wall.next()
 
     def lane_heads(self) -> list[Rank]:
         """For each lane with something to lease: the lane, and since when (elapsed) the older of its two heads waits.
