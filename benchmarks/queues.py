@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import engine
+import peers
 
 import penstock
 from penstock.logs.log import Durability
@@ -38,6 +39,8 @@ KEYS = 100_000
 HOT_KEYS = {(1_000, 1): "≥ 300,000", (10, 100): "≥ 300,000", (1, 100): "≥ 100,000"}
 """Number of keys and `per_key` of a drain of few keys with long lines, and the aim in items per second."""
 PINGS = 500
+VERBS = ("produce", "consume")
+"""What is measured of other queues (peers.py)."""
 RESULTS = Path(__file__).parent / "results" / "queues.json"
 
 Figures = dict[str, list[float]]
@@ -173,7 +176,7 @@ def against_the_engine(root: Path, batches: list[list[bytes]], figures: Figures)
 
 
 def singles(root: Path, payload: bytes, figures: Figures) -> None:
-    """One item per call: produce, lease, complete."""
+    """One item per call: produce, lease, complete; beside them two other embedded queues, without fsync."""
     runs: list[tuple[Durability, int]] = [("fsync", SINGLES // 10), ("os", SINGLES)]
     for durability, number in runs:
         with queue(root, durability) as target:
@@ -181,6 +184,7 @@ def singles(root: Path, payload: bytes, figures: Figures) -> None:
                 engine.per_second(number, lambda: [target.produce(payload) for _ in range(number)])  # noqa: B023
             )
             figures[f"{durability}_single_drain"].append(engine.per_second(number, lambda: drain(target, 1)))
+    peers.measure(root, figures, engine.per_second, ["single"])
 
 
 def side_by_side(root: Path, payload: bytes, figures: Figures) -> None:
@@ -246,6 +250,10 @@ def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
     made[f"{THREADS} threads producing single items with fsync, of one"] = (found[f"threads_{THREADS}"] / found["threads_1"], "≥ 6")
     made[f"{THREADS} threads producing single items: requests per turn"] = (found["requests_per_turn"], "–")
     made[f"{THREADS} tasks producing single items with fsync, of one thread"] = (found[f"tasks_{THREADS}"] / found["threads_1"], "–")
+    for peer in peers.PEERS:
+        for name, ours, theirs in (("produce", "produce", "produce"), ("lease + complete", "drain", "consume")):
+            rates = found[f"os_single_{ours}"], found[f"{peer}_single_{theirs}_per_s"]
+            made[f"{name} one item, no fsync, of {peer.replace('_', '-')}"] = (rates[0] / rates[1], "≥ 1.5")
     for number, per_key in HOT_KEYS:
         name = f"drain of {number:,} keys, per_key {per_key}, of one without keys"
         made[name] = (found[f"hot_{number}_keys_drain"] / found["hot_unkeyed_drain"], "–")
@@ -285,6 +293,8 @@ def main() -> None:
     for (number, per_key), aim in HOT_KEYS.items():
         name = f"drain, keys {number:,}, per_key {per_key}: items per second"
         print(f"{name:62} {found[f'hot_{number}_keys_drain']:8,.0f} {aim:>9}")
+    for name in ("os_single_produce", "os_single_drain", *(f"{peer}_single_{verb}_per_s" for peer in peers.PEERS for verb in VERBS)):
+        print(f"{name + ', µs per item':62} {1e6 / found[name]:8.1f}")
     for name in ("fsync_idle_p50_us", "fsync_idle_p99_us", "os_idle_p50_us", "os_idle_p99_us"):
         print(f"{name:62} {found[name]:8.0f}")
     if not given.no_write:
