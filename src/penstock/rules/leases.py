@@ -91,7 +91,7 @@ class LiveLease:
             return [key for _, key in self._open.values() if key]
         if self._given is None:
             packed = b"".join([take.keys for take in self._record.takes])
-            return [*(key for key in unpack_keys(packed) if key), *(take.key for take in self._record.line_takes)]
+            return [*[key for key in unpack_keys(packed) if key], *[take.key for take in self._record.line_takes]]
         return [key for key in unpack_keys(b"".join([packed for _, _, _, packed in self.given])) if key]
 
     @property
