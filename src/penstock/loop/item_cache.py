@@ -13,7 +13,7 @@ Limits: CACHE_BYTES (payloads and about what Python adds to them), BLOCKS blocks
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ from penstock.logs.columns import FrameColumns
 from penstock.logs.log import Gap, ReadableLog
 from penstock.rules.records import Produced
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import offsets, pairs
+from penstock.rules.runs import offsets
 from penstock.rules.state import Block, MissingBlocks
 from penstock.words.batch import Batch
 from penstock.words.errors import StorageFailed
@@ -107,31 +107,41 @@ class LeasedItems(NamedTuple):
 
 
 CachedItems: TypeAlias = FrameColumns | ProducedItems
+CachedPart: TypeAlias = tuple[CachedItems, list[int]]
+"""Cached items, and flat runs of the offsets that are wanted of them, in order."""
 
 
 class ReadResult(NamedTuple):
     """The result of reading runs of offsets."""
 
-    parts: list[tuple[CachedItems, int, int]]
-    """What was found: (cached items, first offset, stop)."""
+    parts: "list[CachedPart]"
+    """What was found, in order."""
     gaps: list[Gap]
     """The gaps that took some of the items, uncut: a gap may reach beyond the runs."""
     absent: list[int]
     """Runs of items that are neither in the log nor in a gap, such as those that retention deleted."""
 
 
-def leased_items(parts: Sequence[tuple[CachedItems, int, int]]) -> list[LeasedItems]:
+def leased_items(parts: Sequence[CachedPart]) -> list[LeasedItems]:
     """The items of these parts, in order. Neighbours that were produced together become one batch: a lease of many keys
     takes few items in a row."""
     if len(parts) == 1:
-        ((cached, start, stop),) = parts
-        return [LeasedItems(start, cached.batch(start, stop), cached.wall)]
+        ((cached, runs),) = parts
+        if len(runs) == 2:
+            return [LeasedItems(runs[0], cached.batch(runs[0], runs[1]), cached.wall)]
     found: list[LeasedItems] = []
     for cached, same in groupby(parts, itemgetter(0)):
-        runs = [edge for _, start, stop in same for edge in (start, stop)]
+        runs = [edge for _, runs in same for edge in runs]
         batch = cached.batch(*runs) if len(runs) == 2 else cached.gather(offsets(runs))
         found.append(LeasedItems(runs[0] if len(runs) == 2 else runs, batch, cached.wall))
     return found
+
+
+def _ascending_until(starts: list[int]) -> list[int]:
+    """The indexes before which the numbers stop ascending, and the length."""
+    if starts == sorted(starts):
+        return [len(starts)]
+    return [*(index for index, (before, after) in enumerate(pairwise(starts), 1) if after < before), len(starts)]
 
 
 class ItemCache:
@@ -189,32 +199,41 @@ class ItemCache:
         self._wanted_from = start
         return found
 
-    def collect(self, runs: Sequence[int]) -> ReadResult:
-        """Read the items of `runs`."""
+    def collect(self, runs: list[int]) -> ReadResult:
+        """Read the items of `runs`, frame by frame: a lease of many keys has a run for nearly every item."""
         found = ReadResult([], [], [])
-        parts, cached = found.parts, None
         self._wanted_from = min(runs, default=0)
-        for start, stop in pairs(runs):
-            if cached is None or not cached.base <= start < cached.stop:
-                cached = self._find(start)
-                if cached is not None:
+        starts = runs[::2]
+        at = 0
+        for end in _ascending_until(starts):
+            while at < end:
+                cached = self._find(starts[at])
+                stop = at if cached is None else bisect_left(starts, cached.stop, at, end)
+                if cached is not None and runs[2 * stop - 1] > cached.stop:
+                    stop -= 1  # the last run goes on in the next frame
+                if cached is not None and stop > at:
                     self._read.add(cached.base)
-            if cached is not None and stop <= cached.stop:  # the common case: within one frame
-                parts.append((cached, start, stop))
-                continue
-            at = start
-            for one in self.read(start, stop):
-                first, end = (one.start, one.stop) if isinstance(one, Gap) else (one.base, one.stop)
-                if at < first:
-                    found.absent.extend((at, first))
-                if not isinstance(one, Gap):
-                    found.parts.append((one, max(at, first), min(stop, end)))
-                elif one not in found.gaps:
-                    found.gaps.append(one)
-                at = min(stop, end)
-            if at < stop:
-                found.absent.extend((at, stop))
+                    found.parts.append((cached, runs[2 * at : 2 * stop]))
+                    at = stop
+                else:
+                    self._collect_run(starts[at], runs[2 * at + 1], found)
+                    at += 1
         return found
+
+    def _collect_run(self, start: int, stop: int, found: ReadResult) -> None:
+        """Read one run, from several frames or from the log."""
+        at = start
+        for one in self.read(start, stop):
+            first, end = (one.start, one.stop) if isinstance(one, Gap) else (one.base, one.stop)
+            if at < first:
+                found.absent.extend((at, first))
+            if not isinstance(one, Gap):
+                found.parts.append((one, [max(at, first), min(stop, end)]))
+            elif one not in found.gaps:
+                found.gaps.append(one)
+            at = min(stop, end)
+        if at < stop:
+            found.absent.extend((at, stop))
 
     def _find(self, offset: int) -> CachedItems | None:
         at = bisect_right(self._bases, offset) - 1

@@ -21,7 +21,7 @@ from typing import NoReturn, TypeAlias
 from penstock.logs import codec
 from penstock.logs.log import Gap, Log
 from penstock.loop import recovery
-from penstock.loop.item_cache import BlockCache, CachedItems, ItemCache, Items
+from penstock.loop.item_cache import BlockCache, CachedPart, ItemCache, Items
 from penstock.loop.partition_reader import RetainedItems, read_retained
 from penstock.loop.recovery import elapsed_shift, replay
 from penstock.loop.retention import (
@@ -610,22 +610,22 @@ class Partition:
 
     def payloads(self, runs: Sequence[int]) -> list[bytes]:
         """The payloads of items, in the order of `runs`; damaged ones are left out and marked as lost."""
-        return [payload for cached, start, stop in self.read(runs) for payload in cached.payloads(start, stop)]
+        return [payload for cached, found in self.read(runs) for run in pairs(found) for payload in cached.payloads(*run)]
 
     def items(self, runs: Sequence[int]) -> list[Items]:
         """Items in the order of `runs`; damaged ones are left out and marked as lost."""
-        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in self.read(runs)]
+        return [Items(run[0], cached.batch(*run), cached.wall) for cached, found in self.read(runs) for run in pairs(found)]
 
-    def read(self, runs: Sequence[int]) -> list[tuple[CachedItems, int, int]]:
-        """Items in the order of `runs`: (cached items, first offset, stop). Damaged ones are as in `items`."""
+    def read(self, runs: Sequence[int]) -> list[CachedPart]:
+        """Items in the order of `runs`. Damaged ones are as in `items`."""
         if len(runs) == 2 and not self._closed and not self.failed and (cached := self._items.find(runs[0], runs[1])) is not None:
-            return [(cached, runs[0], runs[1])]
+            return [(cached, [*runs])]
         self._check_usable()
         if len(runs) % 2:
             raise InvalidRequest("the runs are not pairs of offsets; give [start, stop, …] as a lease answers them")
         if any(type(record) is Produced for record in self._staged):  # else the items are written already
             self._flush()
-        found = self._items.collect(runs)
+        found = self._items.collect([*runs])
         self._mark_lost(recovery.record_gaps(self.gaps, self.state, self._queue, self.log.partition, found.gaps))
         if RunSet(RunSet(found.absent).within(0, self.state.next_offset)).subtract(self.state.dropped.runs):
             raise StorageFailed("items were not found in their log, which does not say that it is damaged; try again")

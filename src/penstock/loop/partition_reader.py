@@ -178,7 +178,7 @@ class PartitionReader:
         """Items in the order of `runs`, without lost and deleted ones."""
         found = self._items.collect([edge for start, stop in pairs(runs) for edge in self._lost.missing(start, stop)])
         self._lost.add_all(edge for gap in found.gaps for edge in (gap.start, gap.stop))
-        return [Items(start, cached.batch(start, stop), cached.wall) for cached, start, stop in found.parts]
+        return [Items(run[0], cached.batch(*run), cached.wall) for cached, its_runs in found.parts for run in pairs(its_runs)]
 
     def read_retained(self, start: int, limit: int) -> RetainedItems:
         """Up to `limit` retained items from `start` on, in any state."""

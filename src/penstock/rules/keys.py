@@ -4,24 +4,31 @@ Owns: `KeyLines`, `KeyLine` and `PackedExtents`. A key is in `KeyLines` only whi
 burial holds it, or items that were passed over wait in its line. A key that is only leased costs one dict entry
 (key id → lease number); any other has a `KeyLine`. Waiting items are kept as extents, so a key with a million items in
 a row is cheap. The head of a free line is in `free_heads`, a heap per lane ordered by position: a key competes with the
-priority of its head. Entries of `free_heads` may be stale and are checked against the line when they are read.
+priority of its head. Entries of `free_heads` may be stale (`maybe_stale`) and are then checked against the line when
+they are read.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import accumulate, groupby
+from operator import attrgetter, sub
 
 from penstock.rules.fences import Fences
 from penstock.rules.heaps import in_order
 from penstock.rules.lanes import Extent
 from penstock.rules.records import LineTake
-from penstock.rules.runs import RunSet, offsets
+from penstock.rules.runs import RunSet, from_offsets, offsets
 from penstock.words.limits import LAST_PRIORITY
 
 BULK = 4
 """When a change concerns more than one in so many entries of a heap, it is cheaper to rebuild the heap."""
+GROUPED = 4
+"""When there are so many items per key, they are put into their lines key by key."""
 _FIELDS = 5
+_KEY = attrgetter("key")
 _STOP, _POSITION = -4, -2  # of the last extent, counted from the end
 
 
@@ -60,6 +67,26 @@ class PackedExtents:
     def last(self) -> Extent:
         return Extent(*self.numbers[-_FIELDS:])
 
+    def each(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """start, stop, lane, position and ready_at of each extent."""
+        numbers = iter(self.numbers[self.at :])
+        return zip(numbers, numbers, numbers, numbers, numbers, strict=True)
+
+    def first_items(self, most: int) -> list[int]:
+        """Flat runs of the first `most` items, a run for each extent, if all of them stand at their own offsets;
+        otherwise nothing."""
+        data, at = self.numbers, self.at
+        end = at + _FIELDS * most
+        starts, stops = data[at:end:_FIELDS], data[at + 1 : end : _FIELDS]
+        sums = [*accumulate(map(sub, stops, starts))]
+        number = min(bisect_left(sums, most) + 1, len(sums))
+        if data[at + 3 : at + _FIELDS * number : _FIELDS] != starts[:number]:
+            return []
+        found = [0] * (2 * number)
+        found[::2], found[1::2] = starts[:number], stops[:number]
+        found[-1] -= max(0, sums[number - 1] - most)
+        return found
+
     def append(self, extent: Extent) -> None:
         self.numbers.extend(extent.astuple())
 
@@ -69,6 +96,18 @@ class PackedExtents:
             self.numbers[self.at : self.at + _FIELDS] = array("q", extent.astuple())
         else:
             self.numbers[0:0] = array("q", extent.astuple())
+
+    def ends_before(self, offset: int) -> bool:
+        """Whether the last extent ends, and has its position, before an offset that does not follow it at once."""
+        return self.numbers[_STOP] < offset and self.numbers[_POSITION] < offset
+
+    def append_items(self, runs: list[int], lane: int, ready_at: int) -> None:
+        """Append items at their own offsets, as an extent for each run."""
+        added = array("q", bytes(_FIELDS * 8 * (len(runs) // 2)))
+        added[::_FIELDS] = added[3::_FIELDS] = array("q", runs[::2])
+        added[1::_FIELDS] = array("q", runs[1::2])
+        added[2::_FIELDS], added[4::_FIELDS] = (array("q", [number]) * (len(runs) // 2) for number in (lane, ready_at))
+        self.numbers += added
 
     def extend_last(self, stop: int) -> None:
         """Let the last extent end at `stop`."""
@@ -118,9 +157,21 @@ class PackedExtents:
                 data[at + 3] = stop if data[at + 3] == start else data[at + 3]
                 data[at] = start = stop
 
-    def drop_first(self) -> None:
-        """Remove the first extent. The array is shortened when more than half of it was removed."""
-        self.at += _FIELDS
+    def take_all(self, takes: Sequence[LineTake]) -> None:
+        """Remove what a lease took of this line, in order."""
+        *whole, last = takes
+        stop = self.at + _FIELDS * len(whole)
+        edges = [array("q", [take.start for take in whole]), array("q", [take.stop for take in whole])]
+        if [self.numbers[self.at : stop : _FIELDS], self.numbers[self.at + 1 : stop : _FIELDS]] == edges:
+            self.drop_first(len(whole))
+        else:
+            for take in whole:
+                self.take(take.start, take.stop)
+        self.take(last.start, last.stop)  # perhaps a part of an extent
+
+    def drop_first(self, extents: int = 1) -> None:
+        """Remove the first extents. The array is shortened when more than half of it was removed."""
+        self.at += _FIELDS * extents
         if self.at * 2 > len(self.numbers):
             del self.numbers[: self.at]
             self.at = 0
@@ -186,7 +237,7 @@ class KeyLine:
 class KeyLines:
     """All keys that are held or have waiting items."""
 
-    __slots__ = ("by_key", "fences", "free_heads", "freed", "parked")
+    __slots__ = ("by_key", "fences", "free_heads", "freed", "maybe_stale", "parked")
 
     def __init__(self, fences: Fences | None = None) -> None:
         self.fences = fences or Fences()
@@ -196,6 +247,8 @@ class KeyLines:
         """key → the number of the lease that holds it, or its line."""
         self.free_heads: list[list[tuple[int, int, int]]] = [[] for _ in range(LAST_PRIORITY + 1)]
         """Per lane: a heap of (position, offset, key) of heads that may be leased."""
+        self.maybe_stale = False
+        """Whether an entry of `free_heads` may be stale, or may be there twice. While none is, leases check none."""
         self.parked: set[int] = set()
         """The keys that buried items hold. Not stored."""
 
@@ -227,19 +280,31 @@ class KeyLines:
         return found
 
     def free_lines(self, lane: int, want: int = 1) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
-        """The valid entries of a lane's `free_heads`, best first, each with its line. A key may occur twice.
+        """The valid entries of a lane's `free_heads`, best first, each with its line. A key occurs once.
 
         `want` is about how many will be read: if that is a good part of them, it is cheaper to sort them all.
         """
-        heads, mapped, fenced = self.free_heads[lane], self.by_key, bool(self.fences)
-        for entry in sorted(heads) if len(heads) <= want * BULK else in_order(heads):
+        heads, mapped = self.free_heads[lane], self.by_key
+        ordered = sorted(heads) if len(heads) <= want * BULK else in_order(heads)
+        if self.maybe_stale or self.fences:
+            return self._valid(lane, ordered)
+        if isinstance(ordered, list):
+            return zip(ordered, [mapped[entry[2]] for entry in ordered], strict=True)  # type: ignore[misc]
+        return ((entry, mapped[entry[2]]) for entry in ordered)  # type: ignore[misc]
+
+    def _valid(self, lane: int, ordered: Iterable[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+        """The valid ones of these entries of `free_heads`, each once, with their lines."""
+        mapped, fenced = self.by_key, bool(self.fences)
+        previous = None
+        for entry in ordered:
             position, start, key = entry
             line = mapped.get(key)  # as in `head`: this is the innermost loop of leases with many keys
-            if type(line) is KeyLine and not line.lease and not line.backing_off and not line.parked:
+            if type(line) is KeyLine and not line.lease and not line.backing_off and not line.parked and entry != previous:
                 at, numbers = line.waiting.at, line.waiting.numbers
                 if at >= len(numbers) or numbers[at] != start or numbers[at + 3] != position or numbers[at + 2] != lane:
                     continue
                 if not fenced or position < self.fences.waits_from(key):
+                    previous = entry  # an equal entry, added when the line was free before, comes right after it
                     yield entry, line
 
     def first_free(self, lane: int) -> KeyLine | None:
@@ -251,6 +316,7 @@ class KeyLines:
         for lane, heads in enumerate(self.free_heads):
             while heads and self.head(lane, *heads[0]) is None:
                 heappop(heads)
+        self.maybe_stale = self.maybe_stale and any(self.free_heads)
 
     def hold(self, keys: Sequence[int], lease: int) -> None:
         """Let a lease hold these keys."""
@@ -262,13 +328,15 @@ class KeyLines:
             found = mapped.get(key)
             if isinstance(found, KeyLine):
                 found.lease = lease
+                self.maybe_stale = True
             else:
                 mapped[key] = lease
 
     def release(self, keys: Sequence[int], lease: int) -> None:
         """Let a lease no longer hold these keys; a key may occur several times."""
-        mapped, update_each = self.by_key, bool(self.fences) or self.freed is not None
-        new_heads: list[list[tuple[int, int, int]]] = [[] for _ in self.free_heads]
+        mapped, update_each = self.by_key, bool(self.fences or self.parked) or self.freed is not None
+        new_heads: dict[int, list[tuple[int, int, int]]] = {}
+        lane, new = -1, list[tuple[int, int, int]]()
         for key in keys:
             found = mapped.get(key)
             if type(found) is KeyLine:
@@ -276,15 +344,21 @@ class KeyLines:
                     continue
                 found.lease = 0
                 at, numbers = found.waiting.at, found.waiting.numbers
-                if update_each or found.backing_off or found.parked or at >= len(numbers):
+                if update_each or found.backing_off or found.parked:
                     self.update_head(key, found)
+                elif at >= len(numbers):
+                    del mapped[key]
                 else:
-                    new_heads[numbers[at + 2]].append((numbers[at + 3], numbers[at], key))
+                    if numbers[at + 2] != lane:
+                        lane = numbers[at + 2]
+                        new = new_heads.setdefault(lane, [])
+                    new.append((numbers[at + 3], numbers[at], key))
             elif found == lease:
                 del mapped[key]
                 if self.freed is not None:
                     self.freed.append(key)
-        for heads, new in zip(self.free_heads, new_heads, strict=True):
+        for lane, new in new_heads.items():
+            heads = self.free_heads[lane]
             if len(new) * BULK > len(heads):
                 heads += new
                 heads.sort()  # a sorted list is a heap, and is quickly sorted again
@@ -294,6 +368,7 @@ class KeyLines:
 
     def update_head(self, key: int, line: KeyLine) -> None:
         """After a change of a line: if it is free, remove it when empty, or add its head unless that is fenced."""
+        self.maybe_stale = True
         if line.parked:
             self.parked.add(key)
         elif self.parked:
@@ -315,12 +390,19 @@ class KeyLines:
         line = self.line(key)
         before = line.waiting.first.start if line.waiting else None
         line.push(extent)
-        if line.waiting.first.start != before:
+        if not line.busy and line.waiting.first.start != before:
             self.update_head(key, line)
 
     def pass_over_each(self, keys: Sequence[int], start: int, lane: int, ready_at: int) -> None:
         """Put the items from offset `start` on into the lines of these keys, in order, at their own offsets."""
         mapped = self.by_key
+        if len(keys) >= GROUPED * len(set(keys)):
+            by_key: defaultdict[int, list[int]] = defaultdict(list)
+            for offset, key in enumerate(keys, start):
+                by_key[key].append(offset)
+            for key, its_offsets in by_key.items():
+                self._pass_over_runs(key, from_offsets(its_offsets), lane, ready_at)
+            return
         stop = start
         for index, key in enumerate(keys, 1):
             stop += 1
@@ -336,12 +418,30 @@ class KeyLines:
             self.pass_over(key, Extent(start, stop, lane, start, ready_at))
             start = stop
 
+    def _pass_over_runs(self, key: int, runs: list[int], lane: int, ready_at: int) -> None:
+        """Put items into the line of their key, at their own offsets."""
+        while runs:
+            line = self.by_key.get(key)
+            if type(line) is KeyLine and line.waiting and line.waiting.ends_before(runs[0]):
+                line.waiting.append_items(runs, lane, ready_at)
+                return
+            self.pass_over(key, Extent(runs[0], runs[1], lane, runs[0], ready_at))
+            runs = runs[2:]
+
     def take(self, takes: Sequence[LineTake], lease: int) -> None:
         """Remove items from the fronts of key lines; the lease holds their keys."""
         mapped = self.by_key
-        for take in takes:
+        taken = {take.key for take in takes}
+        for key, unit in groupby(takes, _KEY) if len(taken) < len(takes) else ():
+            line = mapped.get(key)
+            if type(line) is KeyLine:
+                line.lease = lease
+                line.waiting.take_all([*unit])
+            else:  # damage took the record that put them there
+                mapped[key] = lease
+        for take in takes if len(taken) == len(takes) else ():
             line = mapped.get(take.key)
-            if type(line) is not KeyLine:  # damage took the record that put them there
+            if type(line) is not KeyLine:
                 mapped[take.key] = lease
                 continue
             line.lease = lease
@@ -354,11 +454,12 @@ class KeyLines:
                     waiting.at = 0
             else:
                 waiting.take(take.start, take.stop)
-        taken = {take.key for take in takes}
         for heads in self.free_heads:
-            if heads and len(heads) <= len(taken) * BULK:  # otherwise the entries become stale
+            if heads and len(heads) <= len(taken) * BULK:
                 heads[:] = [entry for entry in heads if entry[2] not in taken]
                 heads.sort()
+            elif heads:
+                self.maybe_stale = True
 
     def remove_lost(self, lost: RunSet) -> None:
         """Remove lost items from all lines. Their keys cannot be read any more, so every line is searched."""

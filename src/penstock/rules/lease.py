@@ -9,8 +9,8 @@ Limits: a plan scans about SCAN_ITEMS items. Then it stops with what it has, or 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import groupby, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice, repeat
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +33,8 @@ SCAN_ITEMS = 20_000
 """A plan stops after scanning about so many items."""
 STRAY_ITEMS = 1_000
 """Most strays of one key line that a plan reports at a time."""
+FIRST_HEADS, MORE_HEADS = 16, 4
+"""A plan reads so many heads of free lines at first, and so many times more whenever all of them were taken."""
 PASS_COST = 100
 """The cost of cutting a lane's extent, as a number of scanned items."""
 
@@ -114,7 +116,7 @@ def apply_leased(state: State, record: Leased, now: Moment) -> None:
         _apply_take(state, take, record.lease, now)
     if record.line_takes:
         state.keys.take(record.line_takes, record.lease)
-        state.passed_over.remove_later([edge for take in record.line_takes for edge in (take.start, take.stop)])
+        state.passed_over.remove_later(record.line_runs)
     state.leases.add(lease)
     epoch, given = record.lease >> EPOCH_SHIFT, record.lease & ((1 << EPOCH_SHIFT) - 1)
     if epoch > state.epoch:  # damage took the record of that opening; its lease numbers must not be given again
@@ -212,12 +214,48 @@ class Walk:
         assert self.extent is not None
         return offset if self.extent.at_own_offset else self.extent.position
 
+    def begins_by(self, offset: int) -> bool:
+        """Whether the extent began at or before an offset that was read."""
+        return self.extent is not None and self.extent.start <= offset
+
     def advance(self, stop: int) -> None:
         """Move to `stop`, or to the next extent if this one ends there."""
         self.start = stop
         if self.extent is None or stop >= self.extent.stop:
             self.extent = next(self._rest, None)
             self.start = self.extent.start if self.extent is not None else 0
+
+
+Head: TypeAlias = tuple[tuple[int, int, int], KeyLine]
+"""The head of a free line: its entry of `free_heads`, and the line."""
+
+
+class HeadWalk:
+    """How far a plan has read the heads of a lane's free lines."""
+
+    __slots__ = ("_at", "_read", "_rest")
+
+    def __init__(self, heads: Iterator[Head]) -> None:
+        self._rest = heads
+        self._read: list[Head] = []
+        self._at = 0
+
+    @property
+    def first(self) -> Head | None:
+        """The first head that is not taken."""
+        return next(iter(self.ahead(1)), None)
+
+    def ahead(self, most: int) -> list[Head]:
+        """The next heads, at most so many; they are not taken yet."""
+        missing = self._at + most - len(self._read)
+        if missing > 0:
+            del self._read[: self._at]
+            self._at = 0
+            self._read += islice(self._rest, missing)
+        return self._read[self._at : self._at + most]
+
+    def advance(self, taken: int) -> None:
+        self._at += taken
 
 
 class LeasePlan:
@@ -245,8 +283,8 @@ class LeasePlan:
         self._first_unread: dict[int | None, Order] = {}  # what `_unread` found: the lanes do not change during a plan
         self._left: dict[int, int] = {}  # key → how many more of its items this plan may take
         self._walks = {lane: Walk(lane, extents) for lane, extents in enumerate(state.lanes.lanes) if extents}
-        self._free_keys = {lane: state.keys.free_lines(lane, command.want) for lane, heads in enumerate(state.keys.free_heads) if heads}
-        self._top_heads = {lane: next(heads, None) for lane, heads in self._free_keys.items()}
+        heads = enumerate(state.keys.free_heads)
+        self._free_keys = {lane: HeadWalk(state.keys.free_lines(lane, command.want)) for lane, entries in heads if entries}
         self._lanes = sorted(self._walks.keys() | self._free_keys.keys())
 
     def fill(self) -> None:
@@ -275,45 +313,73 @@ class LeasePlan:
     def _take_heads(self, lane: int, second: tuple[int, int, bool, int, int] | None) -> bool:
         """Take key after key from the heads of a lane, as long as no other candidate is better.
 
-        False if the plan must stop.
+        The first is the best candidate. False if the plan must stop.
         """
-        unread, closed, free_keys = self._unread(None)[0], self._closed_keys, self._free_keys[lane]
-        aging, now, worst, moved = self.state.policy.priority_aging, self.now, self._worst_rank, self._moved_slots
-        aged_since, priority = -1, lane  # many items are ready since the same time
-        found = self._top_heads[lane]
-        while found is not None:
-            (_, start, key), line = found
-            if moved is not None and moved.is_stray_key(key):
+        walk, size, is_best = self._free_keys[lane], FIRST_HEADS, True
+        go_on = True
+        while self.room and go_on:
+            heads = walk.ahead(min(size, self.room))
+            good, go_on = self._count_better(lane, heads, second, int(is_best))
+            taken, size, is_best = heads[:good], size * MORE_HEADS, False
+            if self._moved_slots is not None and self._find_stray_line(taken):
+                return False
+            if self.per_key == 1:
+                self._take_singles(lane, taken)
+                walk.advance(good)
+            else:
+                for (_, _, key), line in taken:
+                    if not self.room:
+                        break
+                    self._take_unit(key, line)
+                    walk.advance(1)
+            if good < len(heads) or walk.first is None:
+                break
+        return go_on
+
+    def _count_better(self, lane: int, heads: "list[Head]", second: tuple[int, int, bool, int, int] | None, first: int) -> tuple[int, bool]:
+        """How many of these heads, from index `first` on, come before every other candidate, and whether the plan may
+        go on after them. Nearly always all do: then they are not compared one by one."""
+        unread, worst = self._unread(None)[0], self._worst_rank
+        last = heads[-1][0][0]
+        if second is None and worst is None and last <= unread:
+            return len(heads), True
+        sinces = [line.waiting.numbers[line.waiting.at + 4] for _, line in heads]
+        youngest = max(sinces)
+        priority = self._aged_priority(lane, youngest)
+        if (
+            last <= unread
+            and (second is None or (priority, last) < second[:2])
+            and (worst is None or (priority, youngest) <= worst)
+            and priority == self._aged_priority(lane, min(sinces))
+        ):
+            return len(heads), True
+        for index in range(first, len(heads)):
+            (position, start, _), since = heads[index][0], sinces[index]
+            priority = self._aged_priority(lane, since)
+            if second is not None and (priority, position, position == start, since, lane) >= second:
+                return index, True
+            if worst is not None and (priority, since) > worst:
+                return index, True  # an older candidate of its priority may still be good enough: the next step finds out
+            if position > unread and not self._may_go(_before(position), None):
+                return index, False
+        return len(heads), True
+
+    def _find_stray_line(self, heads: "list[Head]") -> bool:
+        """Collect the items of the first of these lines whose slot moved away; whether there is one."""
+        for (_, _, key), line in heads:
+            if self._moved_slots is not None and self._moved_slots.is_stray_key(key):
                 waiting = (offset for run in line.waiting for offset in range(run.start, run.stop))
                 self.strays = list(islice(waiting, STRAY_ITEMS))
-                return False
-            closed.add(key)
-            if self.per_key == 1:
-                self.line_takes.append(LineTake(key, lane, start, start + 1))
-                self._took_run(start, start + 1)
-            else:
-                self._take_unit(key, line)
-            if not self.room:
-                break
-            for found in free_keys:
-                if found[0][2] not in closed:
-                    break
-            else:
-                found = None
-            self._top_heads[lane] = found
-            if found is None:
-                break
-            (position, start, _), line = found
-            since = line.waiting.numbers[line.waiting.at + 4]
-            if since != aged_since:
-                aged_since, priority = since, aged_priority(lane, since, aging, now)
-            if second is not None and (priority, position, position == start, since, lane) >= second:
-                break
-            if worst is not None and (priority, since) > worst:
-                break  # an older candidate of its priority may still be good enough: the next step finds out
-            if position > unread and not self._may_go(_before(position), None):
-                return False
-        return True
+                return True
+        return False
+
+    def _take_singles(self, lane: int, heads: "list[Head]") -> None:
+        """Take the first item of each of these lines."""
+        starts = [entry[1] for entry, _ in heads]
+        keys = [entry[2] for entry, _ in heads]
+        self._closed_keys.update(keys)
+        self.line_takes += map(LineTake, keys, repeat(lane), starts, [start + 1 for start in starts])
+        self._took(from_offsets(starts))
 
     def _may_go(self, bound: "Order", own_lane: int | None) -> bool:
         """Whether all keyed items before `bound` in other lanes have been read; if not, read some of them now."""
@@ -361,45 +427,43 @@ class LeasePlan:
 
     def _top_head(self, lane: int) -> Candidate | None:
         """The first free key of a lane of which this plan has taken nothing."""
-        found = self._top_heads.get(lane)
-        while found is not None and found[0][2] in self._closed_keys:
-            found = self._top_heads[lane] = next(self._free_keys[lane], None)
-        if found is None:
+        walk = self._free_keys.get(lane)
+        if walk is None or walk.first is None:
             return None
-        (position, start, _), line = found
+        (position, start, _), line = walk.first
         since = line.waiting.numbers[line.waiting.at + 4]
         return Candidate((self._aged_priority(lane, since), position, position == start, since, lane), lane, since, is_head=True)
 
     def _take_unit(self, key: int, line: KeyLine) -> None:
         """Take from the front of a key line: as many items as the plan may take of a key."""
-        at, numbers = line.waiting.at, line.waiting.numbers
-        allowed = min(self.per_key, self.room)
+        self._closed_keys.add(key)
+        waiting, allowed = line.waiting, min(self.per_key, self.room)
         unread = self._unread(None)[0]
         limit = self.state.keys.fences.waits_from(key) if self._fenced else ENDLESS
-        for index in range(at, len(numbers), 5):
-            start, stop, tag, position, _ = numbers[index : index + 5]
+        runs = waiting.first_items(allowed)
+        if runs and runs[-1] <= min(unread, limit):  # all may be taken: they are not compared one by one
+            lanes = waiting.numbers[waiting.at + 2 : waiting.at + 5 * (len(runs) // 2) : 5]
+            self.line_takes += map(LineTake, repeat(key), lanes, runs[::2], runs[1::2])
+            self._took(runs)
+            return
+        for index, (start, stop, tag, position, _) in enumerate(waiting.each()):
             if not allowed or position >= limit:
                 break
             stop = min(stop, start + allowed)
             if position == start:
-                stop = min(stop, limit, max(unread, start + (index == at)))  # _step has checked that the head itself may be taken
+                stop = min(stop, limit, max(unread, start + (not index)))  # _step has checked that the head itself may be taken
             if stop <= start or position > unread:
                 break
             allowed -= stop - start
             self.line_takes.append(LineTake(key, tag, start, stop))
-            self._took_run(start, stop)
-
-    def _took_run(self, start: int, stop: int) -> None:
-        if self.runs and self.runs[-1] == start:
-            self.runs[-1] = stop
-        else:
-            self.runs += (start, stop)
-        self.count += stop - start
-        self.room -= stop - start
+            self._took([start, stop])
 
     def _took(self, runs: list[int]) -> None:
-        self.runs += runs
         size = count(runs)
+        if runs and self.runs and self.runs[-1] == runs[0]:
+            self.runs[-1] = runs[1]
+            runs = runs[2:]
+        self.runs += runs
         self.count += size
         self.room -= size
 
@@ -493,19 +557,19 @@ class LeasePlan:
         """How many items to scan: up to the last that there is room for. Busy keys in a row are passed in one step."""
         if len(keys) <= self.room:
             return len(keys)
-        busy, free = self.state.keys.by_key, 0
-        for index, key in enumerate(keys):
-            free += key not in busy
-            if free == self.room:
-                return index + 1
-        return len(keys)
+        busy = self.state.keys.by_key
+        if busy.keys() >= set(keys):
+            return len(keys)
+        free = [index for index, key in enumerate(keys) if key not in busy]
+        return free[self.room - 1] + 1 if len(free) >= self.room else len(keys)
 
     def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: Sequence[int]) -> None:
         """Take [start, stop), which has these packed key ids, but pass over the items at the indexes `passed`."""
         runs: list[int] = []
         if len(passed) == stop - start:
-            passed_runs = [start, stop]
-        elif 2 * len(passed) < stop - start:
+            self._add_passed(lane, start, stop, packed)
+            return
+        if 2 * len(passed) < stop - start:
             passed_runs = from_offsets([start + index for index in passed])
             runs = complement(passed_runs, start, stop)
         else:
@@ -516,6 +580,21 @@ class LeasePlan:
         ]
         self.takes.append(LaneTake(lane, start, stop, runs, kept, passed_runs, passed_keys))
         self._took(runs)
+
+    def _add_passed(self, lane: int, start: int, stop: int, packed: bytes) -> None:
+        """Pass over all of [start, stop). Takes of one extent that only do this are joined: then the items of a key are
+        put into its line together."""
+        last, walk = self.takes[-1] if self.takes else None, self._walks[lane]
+        if (
+            last is not None
+            and last.stop == start
+            and last.lane == lane
+            and last.passed == [last.start, start]
+            and walk.begins_by(last.start)
+        ):
+            self.takes[-1] = LaneTake(lane, last.start, stop, [], b"", [last.start, stop], last.passed_keys + packed)
+        else:
+            self.takes.append(LaneTake(lane, start, stop, [], b"", [start, stop], packed))
 
     def _claim_key(self, key: int, position: int = 0) -> bool:
         """Whether this plan may take the next item of a key. It counts the item as taken, or closes the key."""

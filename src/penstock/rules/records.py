@@ -16,7 +16,6 @@ import msgspec
 from penstock.rules.calls import CallName, RememberedAnswer
 from penstock.rules.lanes import KEYED
 from penstock.rules.routing import NO_KEY
-from penstock.rules.runs import count
 from penstock.words.batch import Batch
 from penstock.words.limits import Policy
 
@@ -96,19 +95,23 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
         found: list[int] = []
         for take in self.takes:
             found += (take.start, take.stop) if take.taken is None else take.taken
-        for line in self.line_takes:
-            found += (line.start, line.stop)
+        return [*found, *self.line_runs]
+
+    @property
+    def line_runs(self) -> list[int]:
+        """Flat runs of the items that were taken from key lines."""
+        found = [0] * (2 * len(self.line_takes))
+        found[::2] = [take.start for take in self.line_takes]
+        found[1::2] = [take.stop for take in self.line_takes]
         return found
 
     @property
     def count(self) -> int:
         """How many items were leased."""
-        items = 0
+        found = sum([take.stop - take.start for take in self.line_takes])
         for take in self.takes:
-            items += take.stop - take.start if take.taken is None else count(take.taken)
-        for line in self.line_takes:
-            items += line.stop - line.start
-        return items
+            found += take.stop - take.start if take.taken is None else sum(take.taken[1::2]) - sum(take.taken[::2])
+        return found
 
 
 class PassedOver(msgspec.Struct, array_like=True, gc=False, tag=4):

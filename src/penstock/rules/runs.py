@@ -8,7 +8,8 @@ that nobody asks about at once are collected and merged together (`add_later`, `
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
+from operator import eq
 
 FEW_CHANGES = 64
 MOST_CHANGES = 1 << 18
@@ -51,14 +52,19 @@ def offsets(runs: list[int]) -> list[int]:
 
 def from_offsets(values: Iterable[int]) -> list[int]:
     """Flat runs of offsets in the given order; consecutive offsets are joined."""
-    runs: list[int] = []
-    expected = -1
-    for value in values:
+    values = values if isinstance(values, list) else list(values)
+    stops = [value + 1 for value in values]
+    if not any(map(eq, stops, islice(values, 1, None))):  # nothing to join
+        runs = [0] * (2 * len(values))
+        runs[::2], runs[1::2] = values, stops
+        return runs
+    runs, expected = [], -1
+    for value, stop in zip(values, stops, strict=True):
         if value == expected:
-            runs[-1] = value + 1
+            runs[-1] = stop
         else:
-            runs += (value, value + 1)
-        expected = value + 1
+            runs += (value, stop)
+        expected = stop
     return runs
 
 

@@ -10,6 +10,7 @@ parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or te
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -72,8 +73,9 @@ class Batch(msgspec.Struct, gc=False):
                 return bytes([column[i] for i in indexes])
             if isinstance(column, BinaryColumn):
                 return column.take(indexes)
-            return [column[i] for i in indexes]
+            return [*several(column)] if several is not None else [column[i] for i in indexes]
 
+        several = itemgetter(*indexes) if len(indexes) > 1 else None
         return Batch(*[None if column is None else chosen(column) for column in astuple(self)])  # type: ignore[arg-type]
 
     def slice(self, start: int, stop: int) -> "Batch":
