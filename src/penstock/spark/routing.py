@@ -17,6 +17,7 @@ from penstock.spark.broker_access import parse_broker
 from penstock.spark.options import WRITE, parse_options, require_directories
 from penstock.spark.sort_order import SortOrder, order_terms
 from penstock.spark.staging import StagedWriteClient
+from penstock.spark.threads import activate
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest
 
@@ -93,6 +94,7 @@ def write(
     if order.columns:
         pairs = zip(order.columns, order.directions, strict=True)
         rows = rows.sortWithinPartitions(*(F.col(name).desc() if way == "descending" else F.col(name).asc() for name, way in pairs))
+    activate(df.sparkSession)
     rows.write.format("penstock").mode("append").options(**options).save()
 
 

@@ -54,8 +54,17 @@ _TYPES: Mapping[pa.DataType, DataType] = {
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format "penstock" with a session; repeating it does no harm."""
-    spark.dataSource.register(PenstockSource)
+    """Register the format "penstock" with a session; repeating it does no harm.
+
+    InvalidRequest if the session's tasks run a Python that cannot import penstock.
+    """
+    from penstock.spark.threads import activate_in_writers, activated
+    from penstock.spark.worker_python import check_worker_python
+
+    check_worker_python(spark)
+    activate_in_writers(NAME)
+    with activated(spark):  # Spark refuses a name that the active session has, which may be another one
+        spark.dataSource.register(PenstockSource)
 
 
 class PenstockSource(DataSource):

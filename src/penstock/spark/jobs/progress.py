@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
+from penstock.spark.worker_python import advice, import_error
 from penstock.words import errors
 from penstock.words.errors import InvalidRequest, PenstockError, StorageFailed
 
@@ -83,6 +84,9 @@ def to_penstock_error(error: Exception, doing: str) -> PenstockError | None:
     if inner:  # raised by the data source in one of Spark's Python processes
         kind = getattr(errors, inner[-1][0], StorageFailed)
         return kind(inner[-1][1].strip()) if issubclass(kind, PenstockError) else StorageFailed(inner[-1][1].strip())
+    missing = import_error(error)
+    if missing is not None:
+        return InvalidRequest(f"{doing} failed: Spark's tasks cannot import what they need ({missing}); {advice()}")
     if isinstance(error, AnalysisException | ParseException):
         return InvalidRequest(f"{doing} is not possible ({spark_message(error)}); fix that")
     unreadable = _UNREADABLE.search(text)

@@ -22,9 +22,10 @@ from pyspark.sql import types as T
 from penstock.api._sync.broker import Broker
 from penstock.operations import DescribeOwner, ExplainItem, RedriveItems
 from penstock.spark.broker_access import BrokerRoots, open_broker, open_snapshot, parse_broker
-from penstock.spark.jobs.progress import Progress, report_task_progress, spark_message, to_penstock_error
+from penstock.spark.jobs.progress import Progress, report_task_progress, spark_message, to_penstock_error, translate_spark_errors
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.source import register
+from penstock.spark.worker_python import import_error
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError
 from penstock.words.ids import parse_id
@@ -78,7 +79,8 @@ class SelectedDeadLetter(NamedTuple):
 
 def read_dead_letters(spark: SparkSession, broker: str, queue: str) -> DataFrame:
     """Table dead of a queue, with payload_text (NULL if not text) and payload_json (a variant; NULL if not JSON)."""
-    found = spark.read.format("penstock").options(broker=broker, queue=queue, table="dead", includeHeaders="true").load()
+    with translate_spark_errors("reading the dead letters"):
+        found = spark.read.format("penstock").options(broker=broker, queue=queue, table="dead", includeHeaders="true").load()
     text = F.when(F.is_valid_utf8(F.col("payload").cast("string")), F.col("payload").cast("string"))
     return found.withColumn("payload_text", text).withColumn("payload_json", F.try_parse_json("payload_text"))
 
@@ -186,7 +188,7 @@ def _select(table: DataFrame, where: str, queue: str, to: str | None, is_dead_qu
         rows = table.select(*columns).collect()
     except PySparkException as error:
         found = to_penstock_error(error, "selecting dead letters")
-        if found is None or "penstock.words.errors" in str(error):
+        if found is None or "penstock.words.errors" in str(error) or import_error(error) is not None:
             raise found or error from error
         raise InvalidRequest(
             f"the predicate {where!r:.200} fails on a dead letter ({spark_message(error)}); fix it, perhaps with try_cast"

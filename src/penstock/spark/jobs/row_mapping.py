@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from penstock.spark.jobs.order_columns import order_column
 from penstock.spark.jobs.source_files import FAULT, FILE, LINE, NOT_UTF8, data_columns, quoted
 from penstock.words import values
 from penstock.words.clock import SECOND
@@ -74,7 +75,10 @@ ColumnBuilder: TypeAlias = Callable[[str, Column, T.DataType], ItemColumn]
 
 
 def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = ()) -> DataFrame:
-    """The rows with the columns of items and `order_by`, and `REASON` (NULL: good), `DETAIL`, `RAW` and `FILE`."""
+    """The rows with the columns of items, and `REASON` (NULL: good), `DETAIL`, `RAW` and `FILE`.
+
+    The columns of `order_by` are kept under the names of `order_column`.
+    """
     found = data_columns(rows)
     chosen = mapping.columns(found)
     for name in order_by:
@@ -96,7 +100,7 @@ def map_rows(rows: DataFrame, mapping: ColumnMapping, order_by: Sequence[str] = 
         for reason, fault in field.wrong.items():
             wrong[reason] = (wrong[reason] | fault) if reason in wrong else fault
     judged = F.coalesce(*(F.when(wrong[reason], F.lit(reason)) for reason in REASONS if reason in wrong))
-    kept = [F.col(quoted(name)) for name in order_by if name not in made]
+    kept = [F.col(quoted(name)).alias(order_column(number)) for number, name in enumerate(order_by)]
     added = [judged.alias(REASON), detail.alias(DETAIL), F.coalesce(F.col(LINE), _as_json(found)).alias(RAW), F.col(FILE)]
     return rows.select(*(field.column.alias(name) for name, field in made.items()), *kept, *added)
 
