@@ -2,10 +2,11 @@
 
     make bench-spark                     (python benchmarks/spark.py [--items N] [--rounds N] [--no-write])
 
-Four partitions of 500,000 items of 100 random bytes, with keys. What is compared is measured in turn within each round
-of one Spark session, because machines are noisy: read the ratios, which are medians over the rounds. Reads go to a
-`noop` sink, which takes every row; writes end with an fsync of every file, also for Parquet. Writes
-benchmarks/results/spark.json.
+Four partitions of 250,000 items, with keys, twice: payloads of 100 random bytes, and JSON of about 100 bytes, which
+compresses. The Parquet files hold the same rows in the same order, a file for each partition. What is compared is
+measured in turn within each round of one Spark session, because machines are noisy: read the ratios, which are medians
+over the rounds. Reads go to a `noop` sink, which takes every row; writes end with an fsync of every file, also for
+Parquet. Writes benchmarks/results/spark.json. Takes less than eight minutes on two quiet cores.
 """
 
 import argparse
@@ -35,6 +36,7 @@ PAYLOAD = 100
 KEYS = 100_000
 CHUNK = 10_000
 TINY_BATCHES = 20
+RANDOM, JSON = "random bytes", "JSON"
 RESULTS = Path(__file__).parent / "results" / "spark.json"
 
 Times = dict[str, list[float]]
@@ -46,14 +48,29 @@ def timed(work: Callable[..., object], *args: Any) -> float:
     return time.perf_counter() - began
 
 
-def fill(directory: Path, items: int) -> None:
+def json_payloads(start: int, count: int) -> list[bytes]:
+    return [
+        b'{"order": %d, "customer": "customer-%d", "amount": %d.%02d, "currency": "EUR", "status": "%s"}'
+        % (n, n % KEYS, n * 7919 % 1_000, n % 100, (b"paid", b"open", b"cancelled")[n % 3])
+        for n in range(start, start + count)
+    ]
+
+
+def random_payloads(start: int, count: int) -> list[bytes]:
+    random = os.urandom(PAYLOAD * count)
+    return [random[at : at + PAYLOAD] for at in range(0, len(random), PAYLOAD)]
+
+
+PAYLOADS = {RANDOM: random_payloads, JSON: json_payloads}
+
+
+def fill(directory: Path, items: int, payloads: str = RANDOM) -> None:
     """Make a queue with items."""
     with penstock.open(directory, durability="os") as broker:
         queue = broker.create_queue("bench", partitions=PARTITIONS)
         for start in range(0, items, CHUNK):
             count = min(CHUNK, items - start)
-            random = os.urandom(PAYLOAD * count)
-            payload = [random[at : at + PAYLOAD] for at in range(0, len(random), PAYLOAD)]
+            payload = PAYLOADS[payloads](start, count)
             keys = [f"customer-{(start + n) % KEYS}".encode() for n in range(count)]
             queue.produce_arrow(pa.table({"payload": payload, "key": keys}))
 
@@ -77,36 +94,57 @@ def sync_all(folder: Path) -> None:
 # -- measurements ------------------------------------------------------------------------------------
 
 
-def reading(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
+def reading(spark: SparkSession, root: Path, items: int, rounds: int, times: Times) -> None:
     for _ in range(rounds + 1):
-        files = spark.read.parquet(str(root / "parquet"))
-        times["read: penstock"].append(timed(take_all, queue_of(spark, root / "queue")))
-        times["read: parquet"].append(timed(take_all, files))
-        times["read two columns: penstock"].append(timed(take_all, queue_of(spark, root / "queue", columns="key,payload")))
-        times["read two columns: parquet"].append(timed(take_all, files.select("key", "payload")))
+        for payloads in PAYLOADS:
+            queue, files = root / payloads / "queue", spark.read.parquet(str(root / payloads / "parquet"))
+            measure(times, f"read 14 columns, {payloads}", take_all, queue_of(spark, queue), files)
+            two = ("key", "payload")
+            measure(times, f"read two columns, {payloads}", take_all, queue_of(spark, queue, columns=",".join(two)), files.select(*two))
+            measure(times, f"count, {payloads}", DataFrame.count, queue_of(spark, queue), files)
+            measure(times, f"count with columns=partition, {payloads}", DataFrame.count, queue_of(spark, queue, columns="partition"), files)
+            where = f"partition = 1 AND offset >= {items // PARTITIONS // 2}"
+            measure(
+                times,
+                f"read an eighth by partition and offset, {payloads}",
+                take_all,
+                queue_of(spark, queue, where=where),
+                files.where(where),
+            )
+
+
+def measure(times: Times, what: str, work: Callable[[DataFrame], object], ours: DataFrame, theirs: DataFrame) -> None:
+    times[f"{what}: penstock"].append(timed(work, ours))
+    times[f"{what}: parquet"].append(timed(work, theirs))
 
 
 def writing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
     """Write the same rows from memory to a queue (publish, then adopt) and to Parquet files (with fsync)."""
-    rows = spark.read.parquet(str(root / "parquet")).select("key", "payload").repartition(PARTITIONS).cache()
+    for payloads in PAYLOADS:
+        rows = spark.read.parquet(str(root / payloads / "parquet")).select("key", "payload").repartition(PARTITIONS).cache()
+        write_rounds(rows, root, rounds, times, payloads)
+        rows.unpersist()
+
+
+def write_rounds(rows: DataFrame, root: Path, rounds: int, times: Times, payloads: str) -> None:
     count = rows.count()
     for number in range(rounds + 1):
         directory, files = root / f"written{number}", root / f"written{number}.parquet"
         with penstock.open(directory) as broker:
             broker.create_queue("bench", partitions=PARTITIONS)
         save = rows.write.format("penstock").options(broker=str(directory), queue="bench", adoptTimeout="0").mode("append")
-        times["write: penstock"].append(timed(save.save))
+        times[f"write, {payloads}: penstock"].append(timed(save.save))
         began, cpu = time.perf_counter(), time.process_time()
         with penstock.open(directory) as broker:
             while broker.queue("bench").stats().ready < count:  # a large write is adopted in steps
                 time.sleep(0.01)
-            times["adopt: penstock"].append(time.perf_counter() - began)
-            times["adopt, CPU time: penstock"].append(time.process_time() - cpu)
-        times["write until leasable: penstock"].append(times["write: penstock"][-1] + times["adopt: penstock"][-1])
-        times["write: parquet"].append(timed(save_synced, rows, files))
+            times[f"adopt, {payloads}: penstock"].append(time.perf_counter() - began)
+            times[f"adopt, {payloads}, CPU time: penstock"].append(time.process_time() - cpu)
+        whole = times[f"write, {payloads}: penstock"][-1] + times[f"adopt, {payloads}: penstock"][-1]
+        times[f"write until leasable, {payloads}: penstock"].append(whole)
+        times[f"write, {payloads}: parquet"].append(timed(save_synced, rows, files))
         shutil.rmtree(directory)
         shutil.rmtree(files)
-    rows.unpersist()
 
 
 def save_synced(rows: DataFrame, folder: Path) -> None:
@@ -118,9 +156,9 @@ def streaming(spark: SparkSession, root: Path, items: int, rounds: int, times: T
     """Read everything in four micro-batches, as a stream of the queue and as a stream of Parquet files."""
     for number in range(rounds + 1):
         share = {"maxItemsPerTrigger": str(items // PARTITIONS)}
-        ours = spark.readStream.format("penstock").options(broker=str(root / "queue"), queue="bench", **share).load()
-        schema = spark.read.parquet(str(root / "parquet")).schema
-        native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(root / "parquet"))
+        ours = spark.readStream.format("penstock").options(broker=str(root / RANDOM / "queue"), queue="bench", **share).load()
+        schema = spark.read.parquet(str(root / RANDOM / "parquet")).schema
+        native = spark.readStream.schema(schema).option("maxFilesPerTrigger", "1").parquet(str(root / RANDOM / "parquet"))
         for name, frame in (("penstock", ours), ("parquet", native)):
             began = time.perf_counter()
             batches = drain(frame, root / f"{name}{number}.checkpoint")
@@ -136,6 +174,19 @@ def drain(frame: DataFrame, checkpoint: Path) -> list[Any]:
     return [*started.recentProgress]
 
 
+def stream_starts(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
+    """The whole run of a stream with one small micro-batch, without the time of that batch."""
+    ours = spark.readStream.format("penstock").options(broker=str(root / "small"), queue="bench").load()
+    schema = spark.read.parquet(str(root / "tiny")).schema
+    native = spark.readStream.schema(schema).parquet(str(root / "tiny"))
+    for number in range(rounds + 1):
+        for name, frame in (("penstock", ours), ("parquet", native)):
+            began = time.perf_counter()
+            batches = drain(frame, root / f"start {name}{number}.checkpoint")
+            inside = sum(one["durationMs"]["triggerExecution"] for one in batches) / 1_000
+            times[f"stream start: {name}"].append(time.perf_counter() - began - inside)
+
+
 def tiny_batches(spark: SparkSession, root: Path) -> dict[str, float]:
     """Milliseconds of a micro-batch with four rows."""
     ours = spark.readStream.format("penstock").options(broker=str(root / "small"), queue="bench", maxItemsPerTrigger="4").load()
@@ -149,7 +200,7 @@ def tiny_batches(spark: SparkSession, root: Path) -> dict[str, float]:
 
 
 def routing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
-    keys = spark.read.parquet(str(root / "parquet")).select("key").repartition(PARTITIONS).cache()
+    keys = spark.read.parquet(str(root / RANDOM / "parquet")).select("key").repartition(PARTITIONS).cache()
     keys.count()
     for _ in range(rounds + 3):
         times["route: xxhash64"].append(timed(take_all, keys.select(F.xxhash64("key"))))
@@ -161,8 +212,9 @@ def routing(spark: SparkSession, root: Path, rounds: int, times: Times) -> None:
 
 
 def prepare(spark: SparkSession, root: Path, items: int) -> None:
-    fill(root / "queue", items)
-    queue_of(spark, root / "queue").repartition(PARTITIONS).write.parquet(str(root / "parquet"))
+    for payloads in PAYLOADS:
+        fill(root / payloads / "queue", items, payloads)
+        queue_of(spark, root / payloads / "queue").write.parquet(str(root / payloads / "parquet"))
     fill(root / "small", 4 * TINY_BATCHES)
     queue_of(spark, root / "small").repartition(TINY_BATCHES).write.parquet(str(root / "tiny"))
 
@@ -185,7 +237,7 @@ def ratio(times: Times, ours: str, theirs: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=2_000_000)
+    parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-write", action="store_true", help="do not write the results")
     parser.add_argument("--cores", type=int, default=2, help=argparse.SUPPRESS)
@@ -195,16 +247,17 @@ def main() -> None:
     times: Times = defaultdict(list)
     if args.root is not None:
         for _ in range(args.rounds + 1):
-            times["read"].append(timed(take_all, queue_of(spark, args.root / "queue")))
+            times["read"].append(timed(take_all, queue_of(spark, args.root / RANDOM / "queue")))
         print(median(times, "read"))
         return
     root = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
         prepare(spark, root, args.items)
-        reading(spark, root, args.rounds, times)
+        reading(spark, root, args.items, args.rounds, times)
         writing(spark, root, args.rounds, times)
         streaming(spark, root, args.items, args.rounds, times)
         routing(spark, root, args.rounds, times)
+        stream_starts(spark, root, args.rounds, times)
         tiny = tiny_batches(spark, root)
         spark.stop()
         alone = on_one_core(root, args.rounds)
@@ -215,18 +268,24 @@ def main() -> None:
 
 def show(args: argparse.Namespace, times: Times, tiny: dict[str, float], alone: float) -> None:
     pairs = {
-        "batch read of native Parquet": ("read: penstock", "read: parquet"),
-        "batch read of two columns": ("read two columns: penstock", "read two columns: parquet"),
-        "batch write of native Parquet, both synced": ("write: penstock", "write: parquet"),
-        "batch write until its items can be leased, of native Parquet": ("write until leasable: penstock", "write: parquet"),
-        "stream read of a Parquet file stream, by their batches": ("stream, its batches: penstock", "stream, its batches: parquet"),
-        "stream read of a Parquet file stream, with the start of the query": ("stream: penstock", "stream: parquet"),
-        "slot routing of bare xxhash64": ("route: slot", "route: xxhash64"),
+        name.removesuffix(": penstock"): (name, name.replace(": penstock", ": parquet")) for name in times if name.endswith(": penstock")
     }
-    figures: dict[str, Any] = {f"{name} (ratio)": round(ratio(times, *pair), 2) for name, pair in pairs.items()}
-    figures |= {f"{name} (rows/s)": round(args.items / median(times, name)) for name in times}
+    pairs = {name: pair for name, pair in pairs.items() if pair[1] in times}
+    pairs |= {
+        f"write until leasable, {payloads}": (f"write until leasable, {payloads}: penstock", f"write, {payloads}: parquet")
+        for payloads in PAYLOADS
+    }
+    figures: dict[str, Any] = {f"{name} (ratio to Parquet)": round(ratio(times, *pair), 2) for name, pair in pairs.items()}
+    figures["slot routing of bare xxhash64 (ratio)"] = round(ratio(times, "route: slot", "route: xxhash64"), 2)
+    figures["stream start over that of a Parquet file stream (s)"] = round(
+        statistics.median(
+            our - their for our, their in zip(times["stream start: penstock"][1:], times["stream start: parquet"][1:], strict=True)
+        ),
+        2,
+    )
+    figures |= {f"{name} (rows/s)": round(args.items / median(times, name)) for name in times if "stream start" not in name}
     figures |= {f"micro-batch of 4 rows: {name} (ms)": round(value) for name, value in tiny.items()}
-    figures["read with two cores of one (ratio)"] = round(alone / median(times, "read: penstock"), 2)
+    figures["read with two cores of one (ratio)"] = round(alone / median(times, f"read 14 columns, {RANDOM}: penstock"), 2)
     for name, value in figures.items():
         print(f"{name:75} {value:>12,}")
     if not args.no_write:

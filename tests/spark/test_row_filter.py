@@ -149,6 +149,12 @@ def test_it_gives_what_a_filter_after_reading_gives(path: Path, table: str) -> N
     compare()
 
 
+def test_the_generation_of_items_can_be_chosen(path: Path) -> None:
+    later = rows(path, "items", "generation > 1", columns="id, generation")
+    assert {row["generation"] for row in later} == {2}
+    assert len(later) + len(rows(path, "items", "generation = 1")) == len(rows(path, "items")) == 2 * len(later)
+
+
 def test_the_columns_of_the_filter_need_not_be_read(path: Path) -> None:
     expected = [{"id": row["id"]} for row in rows(path, "items") if row["key"] == b"k3" and row["offset"] >= 20]
     assert len(expected) > 10
@@ -159,6 +165,21 @@ def test_items_of_a_key_before_and_after_a_resize_are_found(path: Path) -> None:
     found = rows(path, "items", "key = 'k3'")
     assert len({row["partition"] for row in found}) > 1
     assert len(found) == sum(row["key"] == b"k3" for row in rows(path, "items"))
+
+
+def test_a_key_is_looked_for_in_its_partition_if_the_queue_was_never_resized(tmp_path: Path) -> None:
+    with penstock.open(tmp_path / "broker") as broker:
+        queue = broker.create_queue("orders", partitions=4)
+        queue.produce_many([NewItem({"n": number}, key=f"k{number % 9}") for number in range(90)])
+        for key in range(9):
+            [task] = tasks(tmp_path / "broker", f"key = 'k{key}'")
+            assert len(rows(tmp_path / "broker", "items", f"key = 'k{key}'")) == 10
+            assert len(rows(tmp_path / "broker", "state", f"key = 'k{key}' AND partition = {task.partition}")) == 10
+        assert tasks(tmp_path / "broker", "key = 'k1' AND key = 'k2'") == []
+        queue.resize(6)
+        queue.produce_many([NewItem({"n": number}, key=f"k{number % 9}") for number in range(90)])
+        for key in range(9):
+            assert len(rows(tmp_path / "broker", "items", f"key = 'k{key}'")) == 20
 
 
 def test_only_the_ranges_that_may_match_are_read(path: Path) -> None:

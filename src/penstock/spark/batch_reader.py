@@ -6,7 +6,7 @@ Tables state and dead have no ranges: their tasks read what is published when th
 With the option `where`, ranges and partitions without matching rows are not read, and tasks give matching rows only.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -16,6 +16,7 @@ from penstock.rules.runs import RunSet, pairs
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
 from penstock.spark.queue_tables import DeadLetterPartition, QueueTables
 from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, item_bounds, sequence_bounds
+from penstock.spark.row_filter import RowFilter
 from penstock.words.errors import InvalidRequest
 
 EVENT_SEGMENTS = 2
@@ -102,7 +103,7 @@ def _plan_items(options: SourceOptions, tables: QueueTables, queue: QueueDescrip
     stops = tables.offsets_at(queue, options.ending_timestamp) if options.ending_timestamp is not None else _stops(options, queue, bounds)
     ranges = _ranges(queue, starts, {number: min(stop, bounds.stop[number]) for number, stop in stops.items()})
     if options.where is not None:
-        wanted = {number: options.where.offsets(number) for number in options.where.partitions(ranges)}
+        wanted = {number: options.where.offsets(number) for number in _matching(options.where, tables, queue, ranges)}
         ranges = _clipped(ranges, wanted)
     runs = [(number, *run) for number, one in ranges.items() for run in pairs(RunSet(one).subtract(tables.holes(queue, number)))]
     total = sum(stop - start for _, start, stop in runs)
@@ -129,13 +130,22 @@ def _plan_events(options: SourceOptions, tables: QueueTables, queue: QueueDescri
 
 def _plan_states(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     published = tables.published(queue)
-    numbers = published if options.where is None else options.where.partitions(published)
+    numbers = published if options.where is None else _matching(options.where, tables, queue, published)
     return (StateTask(queue.incarnation, number) for number in numbers)
 
 
 def _plan_dead(options: SourceOptions, tables: QueueTables, queue: QueueDescription) -> Iterator[InputPartition]:
     # every partition, whatever `where` says: the column is the partition in which an item was buried, not where it is
     return (DeadTask(source) for source in tables.dead_letter_partitions(queue))
+
+
+def _matching(where: RowFilter, tables: QueueTables, queue: QueueDescription, numbers: Iterable[int]) -> list[int]:
+    """Those of the partitions that may have matching items."""
+    found, keys = where.partitions(numbers), where.keys()
+    if keys is None:
+        return found
+    holding = {*tables.partitions_of(queue, keys)}
+    return [number for number in found if number in holding]
 
 
 _PLANS = {"items": _plan_items, "events": _plan_events, "state": _plan_states, "dead": _plan_dead}

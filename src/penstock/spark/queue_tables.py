@@ -5,7 +5,7 @@ operations and reads the published ranges of logs; tasks open the logs that they
 the same time, or none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from types import TracebackType
@@ -15,9 +15,11 @@ import pyarrow as pa
 
 from penstock.logs.log import Gap, LogRange, ReadableLog
 from penstock.loop.partition_reader import PartitionReader
-from penstock.operations import FindQueue, Home, ListCursors, ListQueues
+from penstock.operations import FindQueue, Home, ListCursors, ListQueues, ReadSlotMap
 from penstock.reports import QueueDescription
+from penstock.rules.routing import slot
 from penstock.rules.runs import RunSet, count
+from penstock.rules.slots import SlotMap
 from penstock.spark.broker_access import BrokerRoots, open_home
 from penstock.spark.generations import Generations
 from penstock.tables import dead, events, items, schemas, state
@@ -68,6 +70,14 @@ class QueueTables:
     def find(self, queue: str) -> QueueDescription:
         """The queue of that name, with the marks of its resizes."""
         return self._home.call(FindQueue(name=queue, marks=True))
+
+    def partitions_of(self, queue: QueueDescription, keys: Iterable[bytes]) -> list[int]:
+        """The partitions that may hold items of these keys: their slots' owners, and all if the queue was ever resized,
+        because older slot maps are not kept for ever."""
+        owners = SlotMap.unpack(0, self._home.call(ReadSlotMap(queue=queue.incarnation))).owners
+        if self.find(queue.name).marks:  # asked after the map, so that no resize came in between
+            return _partitions(queue)
+        return sorted({owners[slot(key)] for key in keys})
 
     def refresh(self) -> None:
         """Bring the partitions' state, which `missing` uses, up to what is published now."""

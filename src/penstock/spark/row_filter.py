@@ -1,8 +1,8 @@
 """The option `where`: which rows of a table a batch query reads.
 
 Owns: `RowFilter` and `parse_filter`. A filter is conditions that must all be true, as in SQL: a row whose value is null
-does not match. `partitions`, `offsets`, `sequences` and `walls` say what need not be read at all; they may give too
-much and never too little. `keep` then removes every other row that does not match.
+does not match. `partitions`, `keys`, `offsets`, `sequences` and `walls` say what need not be read at all; they may give
+too much and never too little. `keep` then removes every other row that does not match.
 Why Spark's own pushdown (`pushFilters`) is not used: Spark keeps one plan of a Python source per DataFrame, not per
 query. After `df.where("partition = 0").count()`, `df.count()` counts partition 0 alone, without an error.
 """
@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.spark.queue_tables import TABLES
 from penstock.tables import arrays, schemas
 from penstock.words.errors import InvalidRequest
 from penstock.words.ids import parse_id
@@ -87,6 +88,15 @@ class RowFilter(msgspec.Struct, frozen=True):
         named += [{place[0] for place in places} for places in self._places()]
         return [number for number in numbers if low <= number < high and all(number in chosen for chosen in named)]
 
+    def keys(self) -> set[bytes] | None:
+        """The keys of which one is that of every matching row; None if the filter names none."""
+        named = [
+            {value for value in one.values if isinstance(value, bytes)}
+            for one in self.conditions
+            if one.column == "key" and one.operator == "="
+        ]
+        return set.intersection(*named) if named else None
+
     def offsets(self, partition: int) -> Bounds:
         """A range with the offsets of all matching rows of a partition."""
         low, high = self._bounds("offset")
@@ -147,7 +157,7 @@ class _Parser:
     def __init__(self, text: str, table: str, read_instant: ReadInstant) -> None:
         self._text = text
         self._table = table
-        self._schema = schemas.TABLES[table]
+        self._schema = TABLES[table]
         self._read_instant = read_instant
         self._tokens = [*self._split(text)]
         self._at = 0
