@@ -378,6 +378,8 @@ class GrantAnswer(msgspec.Struct):
     items: int
     ready: int
     """Items that are ready and in no grant."""
+    oldest_seconds: float = 0.0
+    """How long the oldest of these has been ready."""
 
 
 # -- the owner of a directory ------------------------------------------------------------------------

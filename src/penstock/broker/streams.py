@@ -138,7 +138,9 @@ class StreamCoordinator:
                 self._broker.run_request(incarnation, FunctionRequest(changes.publish_partitions, needs_all_open=False))
                 self._save(incarnation, stream, newest, grant)
         items = grant.items if grant is not None else 0
-        return GrantAnswer(newest if items else done, items, self._broker.call(ReadStats(queue=incarnation)).ready)
+        stats = self._broker.call(ReadStats(queue=incarnation))
+        oldest = max((one.oldest_ready_seconds for one in stats.partitions), default=0.0)
+        return GrantAnswer(newest if items else done, items, stats.ready, oldest)
 
     @_locked
     def renew(self, operation: RenewStream) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from penstock.reports import QueueDescription
 from penstock.rules.runs import RunSet, pairs
 from penstock.spark.options import EARLIEST, LATEST, SourceOptions
+from penstock.spark.positions import StreamPosition
 from penstock.spark.queue_tables import DeadLetterPartition, QueueTables
 from penstock.spark.ranges import FIRST, LAST, PartitionBounds, first_positions, item_bounds, sequence_bounds
 from penstock.spark.row_filter import RowFilter
@@ -155,6 +156,8 @@ def _checked(options: SourceOptions) -> SourceOptions:
     """The options; InvalidRequest if their range is empty for every queue."""
     if options.starting_offsets == LATEST:
         raise InvalidRequest("startingOffsets is latest, and a batch ends there; give earliest or offsets, or use spark.readStream")
+    if isinstance(options.starting_offsets, StreamPosition) and any(options.starting_offsets.rows.values()):
+        raise InvalidRequest("startingOffsets ends within a frame of the log; read on from there with spark.readStream")
     if options.ending_offsets == EARLIEST:
         raise InvalidRequest("endingOffsets is earliest, so that there is nothing to read; give latest or offsets")
     since, until = options.starting_timestamp, options.ending_timestamp

@@ -28,6 +28,7 @@ from penstock.reports import GrantAnswer, QueueDescription
 from penstock.rules.runs import RunSet
 from penstock.spark.broker_access import ask_present_owner, open_home, parse_broker
 from penstock.spark.options import SourceOptions, require_directories
+from penstock.spark.positions import BACKLOG, LAG
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.ranges import Split, split
 from penstock.spark.stream_reader import StreamTask
@@ -93,6 +94,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._done = 0
         """The last grant that the owner was asked to complete."""
         self._idle_until = 0
+        self._taken: GrantAnswer | None = None
+        """The last answer to a request for a grant."""
         self._available_now = False
         self._remaining: int | None = None
         """With trigger availableNow: how many of the items that were ready when the run began are not granted yet."""
@@ -123,11 +126,20 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._done = position.grant
         if taken.grant == position.grant:
             self._idle_until = now + IDLE
+        self._taken = taken
         if self._available_now:
             self._remaining = taken.ready if self._remaining is None else max(0, self._remaining - taken.items)
             if taken.grant == position.grant:
                 self._release_right(position)
         return msgspec.structs.replace(position, grant=taken.grant).to_offset()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The newest grant, with how many items wait and for how long, as the owner said when it was taken."""
+        taken, position = self._taken, self._renewed or self._initial
+        if taken is None or position is None:
+            return None
+        newest = msgspec.structs.replace(position, grant=taken.grant)
+        return newest.to_offset() | {BACKLOG: taken.ready, LAG: round(taken.oldest_seconds, 3)}
 
     def _take_grant(self, position: ConsumePosition, want: int) -> GrantAnswer:
         operation = TakeGrant(
@@ -309,6 +321,8 @@ def check_consume_options(options: SourceOptions) -> SourceOptions:
         ("endingOffsets", options.ending_offsets),
         ("endingTimestamp", options.ending_timestamp),
         ("cursor", options.cursor or None),
+        ("minOffsetsPerTrigger", options.min_offsets_per_trigger),
+        ("maxBytesPerTrigger", options.max_bytes_per_trigger),
     ):
         if value is not None:
             raise InvalidRequest(f"{name} is given, and consume=true takes what is ready; leave one of them out")

@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.rules.options import check_name
 from penstock.spark.broker_access import BrokerRoots, parse_broker
+from penstock.spark.positions import INCARNATION, StreamPosition, parse_position
 from penstock.spark.queue_tables import TABLES
 from penstock.spark.row_filter import RowFilter, parse_filter
 from penstock.words import values
@@ -70,13 +71,17 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_generation: bool = False
     where: RowFilter | None = None
     """Only the rows that match; None: all."""
-    starting_offsets: RangeEnd | None = None
+    starting_offsets: RangeEnd | StreamPosition | None = None
     """Item offsets for table items, log sequences for table events."""
     ending_offsets: RangeEnd | None = None
     starting_timestamp: int | None = None
     ending_timestamp: int | None = None
     min_partitions: int = 1
     max_items_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
+    """Seconds after which a stream no longer waits for min_offsets_per_trigger."""
     fail_on_data_loss: bool = True
     consume: bool = False
     cursor: str = ""
@@ -123,6 +128,8 @@ def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
             raise InvalidRequest(f"{name} is for streams that consume; give consume=true with it, or leave it out")
     if "where" in found:
         found["where"] = parse_filter(found["where"], found.get("table", "items"), _instant)
+    if "max_trigger_delay" in found and "min_offsets_per_trigger" not in found:
+        raise InvalidRequest("maxTriggerDelay is given without minOffsetsPerTrigger, which it limits; give both, or leave it out")
     return _check_together(SourceOptions(**found))
 
 
@@ -151,6 +158,11 @@ def _check_together(options: SourceOptions) -> SourceOptions:
     unknown = [name for name in options.columns or () if name not in schema.names]
     if unknown:
         raise InvalidRequest(f"table {options.table} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
+    least, most = options.min_offsets_per_trigger, options.max_items_per_trigger
+    if least is not None and most is not None and least > most:
+        raise InvalidRequest(f"minOffsetsPerTrigger is {least} and maxItemsPerTrigger {most}; give no larger minimum than the maximum")
+    if options.max_bytes_per_trigger is not None and options.table == "events":
+        raise InvalidRequest("maxBytesPerTrigger is given, and events have no payload; give maxItemsPerTrigger, or stream table items")
     if options.consume and options.table != "items":
         raise InvalidRequest(f"consume is true but table {options.table} is read; only table items can be consumed")
     if options.table in ("state", "dead"):
@@ -236,6 +248,14 @@ def _seconds(name: str, text: str) -> float:
     return found
 
 
+def _span(name: str, text: str) -> float:
+    """Parse a time with its unit, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)", text.strip().lower())
+    if found is None:
+        raise InvalidRequest(f"{name} is {text!r:.100}; give a time with its unit, such as 15m, 90s or 500ms")
+    return float(found[1]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}[found[2]]
+
+
 def _lease_seconds(name: str, text: str) -> float:
     found = _seconds(name, text)
     if not MIN_LEASE_TIMEOUT <= found * SECOND <= MAX_LEASE_TIMEOUT:
@@ -257,6 +277,20 @@ def _range_end(name: str, text: str) -> RangeEnd:
     if not isinstance(found, dict) or not found:
         raise InvalidRequest(f"{name} is {text!r:.200}; {example}")
     return dict(_partition_offset(name, partition, offset, example) for partition, offset in found.items())
+
+
+def _starting_offsets(name: str, text: str) -> RangeEnd | StreamPosition:
+    """As `_range_end`, or an offset of a stream, as its progress shows it."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or INCARNATION not in found:
+        return _range_end(name, text)
+    try:
+        return parse_position(found)
+    except InvalidRequest:
+        raise InvalidRequest(f"{name} is {text!r:.200}; paste an endOffset of a stream of items or events without changes") from None
 
 
 def _partition_offset(name: str, partition: str, offset: object, example: str) -> tuple[int, int]:
@@ -311,12 +345,15 @@ OPTIONS = (
     _Option("includeHeaders", _flag, _READING),
     _Option("includeGeneration", _flag, _READING),
     _Option("where", _text, _BATCHES),
-    _Option("startingOffsets", _range_end, _READING),
+    _Option("startingOffsets", _starting_offsets, _READING),
     _Option("endingOffsets", _range_end, _BATCHES),
     _Option("startingTimestamp", _instant, _READING),
     _Option("endingTimestamp", _instant, _BATCHES),
     _Option("minPartitions", partial(_number, high=1_000_000), _READING),
     _Option("maxItemsPerTrigger", _number, _STREAMS),
+    _Option("maxBytesPerTrigger", _number, _STREAMS),
+    _Option("minOffsetsPerTrigger", _number, _STREAMS),
+    _Option("maxTriggerDelay", _span, _STREAMS),
     _Option("failOnDataLoss", _flag, _READING),
     _Option("consume", _flag, _READING),  # for streams only: BatchReader refuses it with a message of its own
     _Option("cursor", _text, _STREAMS),

@@ -1,7 +1,7 @@
 """How far a stream has read: its offsets, as Spark keeps them in the checkpoint, and where the next micro-batch ends.
 
-Owns: `StreamPosition` and its JSON, `check_not_after_backup`, `end_at_hole`, `shares`, `end_of_batch` and
-`end_of_event_batch`. No I/O.
+Owns: `StreamPosition` and its JSON, `check_not_after_backup`, `end_at_hole`, `shares`, `end_of_batch`,
+`end_of_event_batch` and `end_within_bytes`. No I/O.
     {"incarnation": "5f0c…", "table": "items", "0": 1200, "1": 1187, "missing": {"1": 40}, "restored": 1790000000000000}
     {"incarnation": "5f0c…", "table": "events", "0": 17, "1": 4, "rows": {"1": 250}}
 Each partition has the next number to read: an item offset for table items, a log sequence for table events. A partition
@@ -11,6 +11,8 @@ number on that retention or damage had removed when the offset was made. This co
 larger, items were removed before the stream read them.
 Spark compares offsets as JSON, so equal positions must give equal JSON.
 The incarnation is there to refuse offsets of a queue that was deleted and created again under the same name.
+The latest offset in a query's progress, which Spark only shows, has also `backlog`, the numbers after the last
+micro-batch, and `lagSeconds`, how old the first of them is.
 `restored` names the last restore of the queue from a backup, if there was one. An offset from before a restore is right
 as far as the backup reaches, and is refused if it has read further.
 """
@@ -25,6 +27,7 @@ from penstock.rules.runs import pairs
 from penstock.words.errors import InvalidRequest
 
 INCARNATION, TABLE, MISSING, RESTORED, ROWS = "incarnation", "table", "missing", "restored", "rows"
+BACKLOG, LAG = "backlog", "lagSeconds"
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
@@ -53,7 +56,7 @@ def _named(numbers: Mapping[int, int], least: int = 0) -> dict[str, int]:
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
     """Parse what `StreamPosition.to_offset` wrote. InvalidRequest if it is something else."""
     try:
-        given = dict(offset)
+        given = {name: value for name, value in offset.items() if name not in (BACKLOG, LAG)}
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))
         missing, restored, rows = _numbered(given.pop(MISSING, {})), int(given.pop(RESTORED, 0)), _numbered(given.pop(ROWS, {}))
         return StreamPosition(incarnation, table, _numbered(given), missing, restored, rows)
@@ -149,18 +152,23 @@ def end_of_event_batch(
     """
     behind = sorted(partition for partition, end in ends.items() if end > start.at.get(partition, 0))
     turn = sum(start.at.values()) % len(behind) if behind else 0  # a small limit reads other partitions each time
-    left, unfinished = limit, [*behind[turn:], *behind[:turn]]
-    counts = {partition: _FrameCount(frames(partition), start, partition) for partition in behind}
-    while left > 0 and unfinished:
-        even, remainder = divmod(left, len(unfinished))
-        wanted = {partition: even + (index < remainder) for index, partition in enumerate(unfinished)}
-        taken = {partition: counts[partition].take(rows) for partition, rows in wanted.items()}
-        left -= sum(taken.values())
-        unfinished = [partition for partition in unfinished if taken[partition] == wanted[partition]]
+    counts = {partition: _FrameCount(frames(partition), start, partition) for partition in [*behind[turn:], *behind[:turn]]}
+    _take_shares(counts, limit)
     at, rows = dict(start.at), dict(start.rows)
     for partition, reached in counts.items():
         at[partition], rows[partition] = (ends[partition], 0) if reached.at_end else (reached.sequence, reached.rows)
     return {partition: number for partition, number in at.items() if number}, rows
+
+
+def _take_shares(counts: "Mapping[int, _FrameCount | _ByteCount]", limit: int) -> None:
+    """Share `limit` among the partitions, evenly; what some do not need, others get."""
+    left, unfinished = limit, [*counts]
+    while left > 0 and unfinished:
+        even, remainder = divmod(left, len(unfinished))
+        wanted = {partition: even + (index < remainder) for index, partition in enumerate(unfinished)}
+        taken = {partition: counts[partition].take(share) for partition, share in wanted.items()}
+        left -= sum(taken.values())
+        unfinished = [partition for partition in unfinished if taken[partition] == wanted[partition]]
 
 
 class _FrameCount:
@@ -188,6 +196,54 @@ class _FrameCount:
             left -= more
             self._known = frame if done + more < total else None
             self.sequence, self.rows = (sequence, done + more) if self._known else (sequence + 1, 0)
+        return limit - left
+
+
+def end_within_bytes(
+    start: Mapping[int, int], ends: Mapping[int, int], limit: int, frames: Callable[[int], Iterator[tuple[int, int, int]]]
+) -> dict[int, int]:
+    """Where a micro-batch from `start` to `ends` must end to have about `limit` bytes, and one item at least. `frames`
+    gives the frames of a partition: its first offset, the offset after its last one, and its size. Items of a frame
+    count as equally large."""
+    behind = sorted(partition for partition, end in ends.items() if end > start.get(partition, 0))
+    if not behind:
+        return dict(ends)
+    turn = sum(start.values()) % len(behind)
+    order = [*behind[turn:], *behind[:turn]]
+    counts = {partition: _ByteCount(frames(partition), start.get(partition, 0), ends[partition]) for partition in order}
+    _take_shares(counts, limit)
+    reached = {partition: one.offset for partition, one in counts.items()}
+    if all(reached[partition] == start.get(partition, 0) for partition in behind):
+        reached[order[0]] += 1
+    return {partition: number for partition, number in {**ends, **reached}.items() if number}
+
+
+class _ByteCount:
+    """Counts bytes of a partition's items, from an offset to an end."""
+
+    def __init__(self, frames: Iterator[tuple[int, int, int]], start: int, end: int) -> None:
+        self._frames = frames
+        self.offset, self._end = start, end
+        self._known: tuple[int, int, int] | None = None
+        """A frame of which some items are not counted yet."""
+
+    def take(self, limit: int) -> int:
+        """Count items of `limit` bytes more; gives how many bytes there are, or `limit` if there are more."""
+        left = limit
+        while self.offset < self._end:
+            frame = self._known or next(self._frames, None)
+            if frame is None:  # what is missing in the log takes no space
+                self.offset = self._end
+                break
+            first, stop, size = frame
+            self.offset, stop = max(self.offset, min(first, self._end)), min(stop, self._end)
+            items, each = max(0, stop - self.offset), max(1, size // max(1, frame[1] - first))
+            if items * each > left:
+                self._known = frame
+                self.offset += left // each
+                return limit
+            left -= items * each
+            self._known, self.offset = None, max(self.offset, stop)
         return limit - left
 
 

@@ -136,6 +136,25 @@ class QueueTables:
         """The position of a cursor in each partition of a queue that has it."""
         return self._home.call(ListCursors(queue=incarnation)).get(name, {})
 
+    def frame_sizes(self, incarnation: int, partition: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The frames with the offsets [start, stop): first offset, offset after the last, uncompressed bytes."""
+        with closing(self._home.log(incarnation, partition)) as log:
+            while start < stop:
+                before = start
+                for found in log.read(start, stop, MIB):
+                    if not isinstance(found, Gap):
+                        yield found.base_offset, found.base_offset + found.count, len(found.body)
+                        start = max(start, found.base_offset + found.count)
+                    start = max(start, found.stop if isinstance(found, Gap) else start)
+                if start == before:  # there are no more frames
+                    return
+
+    def oldest_wall(self, incarnation: int, partition: int, number: int, *, events: bool) -> int | None:
+        """When the item of an offset was produced, or the first frame from a log sequence on written; None: unknown."""
+        with closing(self._home.log(incarnation, partition)) as log:
+            found = log.frames(number - 1) if events else iter(log.read(number, number + 1, 1))
+            return next((frame.wall for frame in found if not isinstance(frame, Gap)), None)
+
     # -- cuts between tasks ----------------------------------------------------------------------------
 
     def item_cuts(self, queue: QueueDescription, partition: int, start: int, stop: int, pieces: int) -> list[int]:

@@ -14,6 +14,7 @@ from penstock.logs.log import LogRange
 from penstock.reports import QueueDescription
 from penstock.rules.runs import count, pairs
 from penstock.spark.options import SourceOptions
+from penstock.spark.positions import StreamPosition, check_not_after_backup
 from penstock.spark.queue_tables import QueueTables
 from penstock.words.clock import SystemClock
 from penstock.words.errors import InvalidRequest
@@ -49,6 +50,8 @@ def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDes
         return {partition: max(number, bounds.start.get(partition, 0)) for partition, number in found.items()}
     if given == "latest":
         return dict(bounds.stop)
+    if isinstance(given, StreamPosition):
+        given = _check_pasted(given, options, queue)
     if isinstance(given, dict):
         chosen = {partition: _check_start(options, queue, bounds, partition, number) for partition, number in given.items()}
         for partition, number in chosen.items() if options.table == "items" else ():
@@ -56,6 +59,17 @@ def first_positions(options: SourceOptions, tables: QueueTables, queue: QueueDes
         return {**bounds.start, **chosen}
     known = tables.cursor(queue.incarnation, options.cursor) if given is None and options.cursor else {}
     return {partition: max(start, known.get(partition, 0)) for partition, start in bounds.start.items()}
+
+
+def _check_pasted(position: StreamPosition, options: SourceOptions, queue: QueueDescription) -> dict[int, int]:
+    """The numbers of an offset that was given as startingOffsets. InvalidRequest if it is of something else."""
+    if (position.incarnation, position.table) != (queue.incarnation, options.table):
+        raise InvalidRequest(
+            f"startingOffsets is an offset of table {position.table} of queue {position.incarnation:016x}, and table {options.table} of "
+            f"queue {queue.name!r} ({queue.incarnation:016x}) is read; give an offset of a stream of this one"
+        )
+    check_not_after_backup(position, queue)
+    return position.at
 
 
 def starts_at_latest(options: SourceOptions) -> bool:

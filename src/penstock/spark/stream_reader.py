@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
 
 from penstock.operations import MoveCursor
 from penstock.reports import QueueDescription
@@ -27,11 +27,14 @@ from penstock.spark.broker_access import ask_present_owner, open_home
 from penstock.spark.generations import Generations
 from penstock.spark.options import SourceOptions
 from penstock.spark.positions import (
+    BACKLOG,
+    LAG,
     StreamPosition,
     check_not_after_backup,
     end_at_hole,
     end_of_batch,
     end_of_event_batch,
+    end_within_bytes,
     last_restore,
     parse_position,
     unread_count,
@@ -47,6 +50,8 @@ from penstock.spark.ranges import (
     split,
     starts_at_latest,
 )
+from penstock.tables.events import FrameRows
+from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 DEFAULT_BATCH_ITEMS = 1_000_000
@@ -75,6 +80,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: StreamPosition | None = None
         self._first_empty = False
         """Whether the first micro-batch must be empty."""
+        self._clock: Clock = SystemClock()
+        self._planned: StreamPosition | None = None
+        """Where the last micro-batch that was planned ends."""
+        self._planned_at: int | None = None
+        """When the last micro-batch with rows was planned (elapsed)."""
         self._goal: dict[int, int] | None = None
         """With trigger availableNow: where the run ends."""
         self._cursor_at: dict[int, int] | None = None
@@ -89,7 +99,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at = first_positions(self._options, self._opened, queue, bounds)
             # "latest" is resolved here. An empty first batch saves it in the checkpoint before anything is read.
             self._first_empty = starts_at_latest(self._options)
-            self._initial = self._position(queue, at, bounds)
+            given = self._options.starting_offsets
+            pasted = given if isinstance(given, StreamPosition) else StreamPosition(queue.incarnation, self._options.table, {})
+            rows = {partition: read for partition, read in pasted.rows.items() if at.get(partition) == pasted.at.get(partition)}
+            self._initial = self._position(queue, at, bounds, rows)
         return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -105,8 +118,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         at = self._check_nothing_lost(queue, before, bounds)
         goal = bounds.stop if self._goal is None else self._goal
-        if isinstance(limit, ReadMinRows) and self._goal is None and unread_count(at, goal) < limit.min_rows:
-            goal = {}
+        if self._must_wait(queue, before, at, goal, limit):
+            self._planned = before
+            return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         rows = dict(before.rows)
         if self._options.table == "events" and most is not None:
@@ -117,23 +131,65 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 goal = Generations(queue).next_stop(at, goal)
             begins, goal = self._without_holes(queue, at, goal)
             at = end_of_batch(begins, goal, most)
+            if self._options.max_bytes_per_trigger is not None and most is not None:
+                at = self._end_within_bytes(queue, begins, at, self._options.max_bytes_per_trigger)
             rows = {partition: read for partition, read in rows.items() if at.get(partition) == begins.get(partition)}
-        return self._position(queue, at, bounds, rows).to_offset()
+        self._planned = self._position(queue, at, bounds, rows)
+        end = self._planned.to_offset()
+        if end != start:
+            self._planned_at = self._clock.read().elapsed
+        return end
+
+    def _must_wait(
+        self, queue: QueueDescription, before: StreamPosition, at: dict[int, int], goal: Mapping[int, int], limit: ReadLimit
+    ) -> bool:
+        """Whether there are too few rows for a micro-batch. Never with trigger availableNow, which would not end."""
+        least = limit.min_rows if isinstance(limit, ReadMinRows) else self._options.min_offsets_per_trigger
+        if least is None or self._goal is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        if not isinstance(limit, ReadMinRows) and delay_is_over(self._options, self._planned_at, self._clock):
+            return False
+        return self._unread(queue, before, at, goal, least) < least
+
+    def _unread(self, queue: QueueDescription, before: StreamPosition, at: dict[int, int], goal: Mapping[int, int], most: int) -> int:
+        """How many rows there are to read. Events are counted up to `most` only."""
+        if self._options.table == "items":
+            return unread_count(at, goal)
+        total = 0
+        for partition in goal:
+            first = before.rows.get(partition, 0) if at.get(partition) == before.at.get(partition) else 0
+            total -= first
+            for _, rows in self._event_rows(queue, partition, at, goal):
+                total += rows
+                if total >= most:
+                    return most
+        return total
+
+    def unread(self, start: Mapping[str, Any], most: int) -> int:
+        """How many rows there are from an offset on. Events are counted up to `most` only."""
+        queue, bounds = self._survey()
+        before = self._check_position(queue, start)
+        return self._unread(queue, before, dict(before.at), bounds.stop if self._goal is None else self._goal, most)
+
+    def _event_rows(self, queue: QueueDescription, partition: int, at: Mapping[int, int], goal: Mapping[int, int]) -> Iterator[FrameRows]:
+        begins = max(at.get(partition, 0), self._lowest)
+        return self._opened.event_rows(
+            queue.incarnation, partition, begins, goal[partition], fail_on_data_loss=self._options.fail_on_data_loss
+        )
 
     def _end_of_events(
         self, queue: QueueDescription, before: StreamPosition, at: dict[int, int], goal: Mapping[int, int], most: int
     ) -> tuple[dict[int, int], dict[int, int]]:
         """Where a micro-batch of at most so many events ends."""
-        strict = self._options.fail_on_data_loss
         rows = {partition: read for partition, read in before.rows.items() if at.get(partition) == before.at.get(partition)}
         start = msgspec.structs.replace(before, at=at, rows=rows)
-        return end_of_event_batch(
-            start,
-            goal,
-            most,
-            lambda partition: self._opened.event_rows(
-                queue.incarnation, partition, max(at.get(partition, 0), self._lowest), goal[partition], fail_on_data_loss=strict
-            ),
+        return end_of_event_batch(start, goal, most, lambda partition: self._event_rows(queue, partition, at, goal))
+
+    def _end_within_bytes(self, queue: QueueDescription, at: Mapping[int, int], ends: Mapping[int, int], most: int) -> dict[int, int]:
+        """Where a micro-batch of items ends that has about so many bytes."""
+        sizes = self._opened.frame_sizes
+        return end_within_bytes(
+            at, ends, most, lambda partition: sizes(queue.incarnation, partition, at.get(partition, 0), ends[partition])
         )
 
     def _position(
@@ -156,8 +212,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._goal = dict(self._survey()[1].stop)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The end of the queue, with how much of it the last micro-batch leaves unread, and since when."""
         queue = self._opened.find(self._options.queue)
-        return StreamPosition(queue.incarnation, self._options.table, dict(self._bounds(queue).stop), {}, last_restore(queue)).to_offset()
+        ends = self._bounds(queue).stop
+        latest = StreamPosition(queue.incarnation, self._options.table, dict(ends), {}, last_restore(queue)).to_offset()
+        if self._planned is None or self._planned.incarnation != queue.incarnation:
+            return latest
+        at, events = self._planned.at, self._options.table == "events"
+        behind = {partition: max(at.get(partition, 0), self._lowest) for partition in ends}
+        behind = {partition: number for partition, number in behind.items() if number < ends[partition]}
+        walls = [self._opened.oldest_wall(queue.incarnation, partition, number, events=events) for partition, number in behind.items()]
+        now = self._clock.read().wall
+        lag = max(0, now - min((wall for wall in walls if wall is not None), default=now)) / SECOND
+        return latest | {BACKLOG: unread_count(behind, {one: ends[one] for one in behind}), LAG: round(lag, 3)}
 
     # -- rows ----------------------------------------------------------------------------------------
 
@@ -339,6 +406,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __repr__(self) -> str:
         return f"StreamReader({self._options.queue!r}, {self._options.table})"
+
+
+def delay_is_over(options: SourceOptions, planned_at: int | None, clock: Clock) -> bool:
+    """Whether a stream no longer waits for minOffsetsPerTrigger. The first micro-batch of a run does not wait."""
+    return planned_at is None or clock.read().elapsed - planned_at >= options.max_trigger_delay * SECOND
 
 
 def check_stream_options(options: SourceOptions) -> SourceOptions:
