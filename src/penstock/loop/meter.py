@@ -47,9 +47,10 @@ class Meter:
             if not request.done:  # it waits again: its lease was lost to damage
                 continue
             verb = request.verb
-            if verb not in self.latencies:
-                self.latencies[verb] = Histogram()
-            self.latencies[verb].add(now - request.entered_at)
+            found = self.latencies.get(verb)
+            if found is None:
+                found = self.latencies[verb] = Histogram()
+            found.add(now - request.entered_at)
             if request.error is not None:
                 self._refused(request.error.code)
             elif type(request) is SettleRequest:

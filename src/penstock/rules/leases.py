@@ -90,9 +90,13 @@ class LiveLease:
         if self._open is not None:
             return [key for _, key in self._open.values() if key]
         if self._given is None:
-            keys = [take.key for take in self._record.line_takes]
-            packed = b"".join([take.keys for take in self._record.takes])
-            return [*(key for key in unpack_keys(packed) if key), *keys] if packed else keys
+            keys: list[int] = []
+            for take in self._record.takes:
+                if take.keys:
+                    keys += filter(None, unpack_keys(take.keys))
+            for line_take in self._record.line_takes:
+                keys.append(line_take.key)
+            return keys
         return [key for key in unpack_keys(b"".join([packed for _, _, _, packed in self.given])) if key]
 
     @property

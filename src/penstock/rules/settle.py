@@ -369,7 +369,7 @@ def apply_completed_unleased(state: State, record: CompletedUnleased, now: Momen
 
 def _resolve(state: State, runs: list[int]) -> None:
     state.completed.add_later(runs)
-    if state.ttl_overdue:
+    if state.ttl_overdue.total:
         state.ttl_overdue.remove_all(runs)
     if state.failures:
         for offset in offsets(runs):
