@@ -271,7 +271,11 @@ class LeaseBatchBase(HandledInBlock, Sequence[L], Generic[L]):
     @property
     def payloads(self) -> list[bytes]:
         """The payloads of the items, in the same order. Faster than `items` if only the bytes are needed."""
-        return [payload for lease in self._partition_leases for block in lease.blocks for payload in block.batch.payloads]
+        found: list[bytes] = []
+        for lease in self._partition_leases:
+            for block in lease.blocks:
+                found += block.batch.payloads
+        return found
 
     def to_arrow(self) -> "pa.RecordBatch":
         """The items as an Arrow record batch, in the same order. Needs penstock[arrow]."""

@@ -395,9 +395,11 @@ class LeaseStep:
         return parts
 
     def _mean_bytes(self, handle: PartitionHandle) -> int:
-        """About how many bytes an item of this partition takes."""
+        """About how many bytes an item of this partition takes; 0 if all its items together fit into an answer."""
         with suppress(PenstockError):  # the commit reports the error
-            return mean_bytes(handle.usable_partition.log.segments(), handle.state)
+            partition = handle.usable_partition
+            if partition.size_bytes > MAX_BATCH_BYTES:
+                return mean_bytes(partition.log.segments(), partition.state)
         return 0
 
     def _lease(self, handle: PartitionHandle, request: requests.LeaseRequest, want: int, until: Rank | None) -> LeaseAnswer | None:

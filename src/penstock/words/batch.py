@@ -8,7 +8,7 @@ parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or te
 """
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
@@ -172,18 +172,18 @@ def _check_sequence(name: str, column: object) -> None:
 def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
     """Check the types and lengths of the values, and return their total length."""
     name = "transfer's origin" if field.type is FieldType.ORIGIN else field.name
-    sizes: Collection[int]
+    sizes: Iterable[int]
     if isinstance(values, BinaryColumn):
         sizes, total = values.sizes(), values.size_bytes
         if min(sizes, default=0) < 0:
             raise InvalidRequest(f"the {name} column of a frame is damaged: its offsets are not in order; write the items again")
     else:
         _check_types(name, values, required=required)
-        sizes = list(map(len, values)) if required else [len(value) for value in values if value is not None]  # type: ignore[arg-type]
-        total = sum(sizes)
-    if sizes and max(sizes) > field.high:
+        sizes = map(len, values if required else filter(None, values))  # type: ignore[arg-type]
+        total = sum(map(len, values if required else filter(None, values)))  # type: ignore[arg-type]
+    if total > field.high and (longest := max(sizes)) > field.high:
         have = "headers have" if field.type is FieldType.HEADERS else f"a {name} has"
-        raise InvalidRequest(f"{have} {max(sizes)} bytes; give at most {field.high}")
+        raise InvalidRequest(f"{have} {longest} bytes; give at most {field.high}")
     return total
 
 
