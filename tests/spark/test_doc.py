@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 import penstock.spark
 from penstock.api import arrow
 from penstock.spark import options
+from penstock.spark.queue_tables import TABLES
 from penstock.spark.source import spark_schema
 from penstock.tables import schemas
 
@@ -27,7 +28,7 @@ def test_every_option_is_there_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", list(schemas.TABLES))
 def test_the_columns_of_a_table_are_those_of_the_code(name: str) -> None:
-    schema = spark_schema(schemas.TABLES[name])
+    schema = spark_schema(TABLES[name])
     real = [(field.name, field.dataType.simpleString()) for field in schema if name != "dead" or field.name not in schemas.ITEMS.names]
     assert [(row[0], row[1]) for row in rows(f"**{name}**")] == real
 

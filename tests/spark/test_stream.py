@@ -1,6 +1,7 @@
 """Streams on a real Spark: what comes out equals what was produced, whatever happens meanwhile."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,21 @@ def test_items_of_a_key_are_in_order_through_resizes(spark: "SparkSession", tmp_
     assert [generation for rows in batches for generation in {row.generation for row in rows}] == [1] * 3 + [2] * 3 + [3] * 3
     seen = [sorted(int(row.payload) for row in rows if row.key == b"k7") for rows in batches]
     assert [number for numbers in seen for number in numbers] == list(range(7, produced, keys))
+
+
+def test_several_queues_are_one_stream(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:
+    for name, size in (("orders", 60), ("refunds", 40)):
+        fill(broker.create_queue(name, partitions=2), size)
+    sink = StreamSink(tmp_path)
+    query = sink.drain(stream(spark, broker_dir, queue="orders,refunds", maxItemsPerTrigger=70))
+    assert Counter(row.queue for row in sink.rows) == {"orders": 60, "refunds": 40}
+    shown = [json.loads(progress.sources[0].latestOffset) for progress in query.recentProgress if progress.numInputRows]
+    assert [one["backlog"] for one in shown] == [30, 0], "what is left after each micro-batch"
+    assert shown[0]["lagSeconds"] > 0
+    pasted = StreamSink(tmp_path / "pasted")
+    end = query.recentProgress[0].sources[0].endOffset
+    pasted.drain(stream(spark, broker_dir, queue="orders,refunds", startingOffsets=end))
+    assert len(pasted.rows) == 30
 
 
 def test_available_now_ends_and_goes_on_where_it_ended(spark: "SparkSession", tmp_path: Path, broker_dir: str, broker: Broker) -> None:

@@ -94,8 +94,8 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._done = 0
         """The last grant that the owner was asked to complete."""
         self._idle_until = 0
-        self._taken: GrantAnswer | None = None
-        """The last answer to a request for a grant."""
+        self._taken: tuple[ConsumePosition, GrantAnswer] | None = None
+        """The last request for a grant, and its answer."""
         self._available_now = False
         self._remaining: int | None = None
         """With trigger availableNow: how many of the items that were ready when the run began are not granted yet."""
@@ -126,7 +126,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._done = position.grant
         if taken.grant == position.grant:
             self._idle_until = now + IDLE
-        self._taken = taken
+        self._taken = position, taken
         if self._available_now:
             self._remaining = taken.ready if self._remaining is None else max(0, self._remaining - taken.items)
             if taken.grant == position.grant:
@@ -135,9 +135,9 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The newest grant, with how many items wait and for how long, as the owner said when it was taken."""
-        taken, position = self._taken, self._renewed or self._initial
-        if taken is None or position is None:
+        if self._taken is None:
             return None
+        position, taken = self._taken
         newest = msgspec.structs.replace(position, grant=taken.grant)
         return newest.to_offset() | {BACKLOG: taken.ready, LAG: round(taken.oldest_seconds, 3)}
 

@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+import pyarrow as pa
 
 from penstock.rules.options import check_name
 from penstock.spark.broker_access import BrokerRoots, parse_broker
-from penstock.spark.positions import INCARNATION, StreamPosition, parse_position
-from penstock.spark.queue_tables import TABLES
+from penstock.spark.positions import INCARNATION, QUEUES, StreamPosition, parse_position
+from penstock.spark.queue_tables import QUEUE, TABLES
 from penstock.spark.row_filter import RowFilter, parse_filter
 from penstock.words import values
 from penstock.words.clock import SECOND
@@ -63,7 +64,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed options. Times are wall-clock microseconds since 1970."""
 
     broker: BrokerRoots
-    queue: str
+    queue: str = ""
+    """A name, or with commas several, for a stream; "" with a pattern."""
+    queue_pattern: str = ""
     table: str = "items"
     columns: tuple[str, ...] | None = None
     """Only these columns, in this order; None: all."""
@@ -71,7 +74,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_generation: bool = False
     where: RowFilter | None = None
     """Only the rows that match; None: all."""
-    starting_offsets: RangeEnd | StreamPosition | None = None
+    starting_offsets: "RangeEnd | StreamPosition | QueueStarts | None" = None
     """Item offsets for table items, log sequences for table events."""
     ending_offsets: RangeEnd | None = None
     starting_timestamp: int | None = None
@@ -98,6 +101,28 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     adopt_timeout: float = 10.0
     """Seconds that a write waits until the owner has adopted it."""
 
+    @property
+    def queues(self) -> list[str]:
+        """The queues that are named."""
+        return self.queue.split(",") if self.queue else []
+
+    @property
+    def several(self) -> bool:
+        """Whether a stream reads a list of queues, or those of a pattern."""
+        return bool(self.queue_pattern) or len(self.queues) > 1
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns of the table that is read."""
+        schema = TABLES[self.table]
+        return schema.insert(0, pa.field(QUEUE, pa.string())) if self.several else schema
+
+
+class QueueStarts(msgspec.Struct, frozen=True):
+    """Where a stream of several queues begins in each; queues that are not there are read from their beginning."""
+
+    by_queue: dict[str, RangeEnd | StreamPosition]
+
 
 def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
     """Parse the options. With `uses`, an option that is for none of these uses is an InvalidRequest."""
@@ -117,8 +142,10 @@ def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
         if option.field in found:
             raise InvalidRequest("both broker and path are given; leave path out: each is the directory of the broker")
         found[option.field] = option.read(option.name, str(value))
+    if "queue" in found and "queue_pattern" in found:
+        raise InvalidRequest("both queue and queuePattern are given; leave one out")
     for name, meaning in (("broker", "the directory of the broker"), ("queue", "the name of a queue")):
-        if name not in found:
+        if name not in found and not (name == "queue" and "queue_pattern" in found):
             raise InvalidRequest(f'the option {name} is missing; give .option("{name}", …), {meaning}')
     for side in ("starting", "ending"):
         if f"{side}_offsets" in found and f"{side}_timestamp" in found:
@@ -130,7 +157,10 @@ def parse_options(given: Mapping[str, str], *uses: Use) -> SourceOptions:
         found["where"] = parse_filter(found["where"], found.get("table", "items"), _instant)
     if "max_trigger_delay" in found and "min_offsets_per_trigger" not in found:
         raise InvalidRequest("maxTriggerDelay is given without minOffsetsPerTrigger, which it limits; give both, or leave it out")
-    return _check_together(SourceOptions(**found))
+    options = _check_together(SourceOptions(**found))
+    if options.several and uses and STREAM not in uses:
+        raise InvalidRequest("several queues are named, which only a stream can read together (spark.readStream); give one queue")
+    return options
 
 
 def require_directories(broker: BrokerRoots) -> BrokerRoots:
@@ -148,7 +178,7 @@ def _check_together(options: SourceOptions) -> SourceOptions:
         raise InvalidRequest(f"{given} is given without {other}; give both, the application and the number of its write")
     if options.txn_app_id and options.write_id:
         raise InvalidRequest("both writeId and txnAppId are given; leave one out: each identifies the write")
-    schema = TABLES[options.table]
+    schema = options.schema
     for wanted, name, column, having in (
         (options.include_headers, "includeHeaders", "headers", "items or dead"),
         (options.include_generation, "includeGeneration", "generation", "items"),
@@ -158,6 +188,17 @@ def _check_together(options: SourceOptions) -> SourceOptions:
     unknown = [name for name in options.columns or () if name not in schema.names]
     if unknown:
         raise InvalidRequest(f"table {options.table} has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
+    starts = options.starting_offsets
+    if options.several and options.consume:
+        raise InvalidRequest("consume is true, and a stream consumes one queue; name one, and start a stream for each")
+    if options.several and isinstance(starts, dict | StreamPosition):
+        raise InvalidRequest('startingOffsets has no names of queues; give earliest, latest, or JSON such as {"orders": {"0": 12}}')
+    if isinstance(starts, QueueStarts):
+        if not options.several:
+            raise InvalidRequest(f'startingOffsets names queues, and queue {options.queue!r} is read; give JSON such as {{"0": 12}}')
+        for name in starts.by_queue:
+            if name not in options.queues and not (options.queue_pattern and re.fullmatch(options.queue_pattern, name)):
+                raise InvalidRequest(f"startingOffsets names queue {name!r}, which this stream does not read; leave it out")
     least, most = options.min_offsets_per_trigger, options.max_items_per_trigger
     if least is not None and most is not None and least > most:
         raise InvalidRequest(f"minOffsetsPerTrigger is {least} and maxItemsPerTrigger {most}; give no larger minimum than the maximum")
@@ -197,6 +238,19 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     if twice is not None:
         raise InvalidRequest(f"{name} names {twice!r} twice; name it once")
     return found
+
+
+def _queues(name: str, text: str) -> str:
+    """Parse the names of queues, with commas between them."""
+    return ",".join(check_name(one) for one in (_names(name, text) if "," in text else (text.strip(),)))
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(_text(name, text))
+    except re.error as error:
+        raise InvalidRequest(f"{name} is {text!r:.200}, which is no regular expression ({error}); give one, such as orders-.*") from None
+    return text.strip()
 
 
 def _flag(name: str, text: str) -> bool:
@@ -279,12 +333,21 @@ def _range_end(name: str, text: str) -> RangeEnd:
     return dict(_partition_offset(name, partition, offset, example) for partition, offset in found.items())
 
 
-def _starting_offsets(name: str, text: str) -> RangeEnd | StreamPosition:
-    """As `_range_end`, or an offset of a stream, as its progress shows it."""
+def _starting_offsets(name: str, text: str) -> RangeEnd | StreamPosition | QueueStarts:
+    """As `_range_end`, or an offset of a stream, as its progress shows it; for several queues, by queue."""
     try:
         found = json.loads(text)
     except ValueError:
         found = None
+    if isinstance(found, dict) and INCARNATION not in found:
+        by_queue = found.get(QUEUES, found)
+        if isinstance(by_queue, dict) and by_queue and all(isinstance(each, dict) for each in by_queue.values()):
+            return QueueStarts({check_name(queue): _queue_start(name, json.dumps(each)) for queue, each in by_queue.items()})
+    return _queue_start(name, text, found)
+
+
+def _queue_start(name: str, text: str, found: object = None) -> RangeEnd | StreamPosition:
+    found = found if found is not None or not text.startswith("{") else json.loads(text)
     if not isinstance(found, dict) or INCARNATION not in found:
         return _range_end(name, text)
     try:
@@ -339,7 +402,8 @@ _USE_NAMES = {_READING: "reading", _BATCHES: "spark.read", _STREAMS: "streams (s
 OPTIONS = (
     _Option("broker", lambda _, text: parse_broker(text)),
     _Option(PATH, lambda _, text: parse_broker(text)),
-    _Option("queue", lambda _, text: check_name(text.strip())),
+    _Option("queue", _queues),
+    _Option("queuePattern", _pattern, _STREAMS),
     _Option("table", _table),
     _Option("columns", _names, _READING),
     _Option("includeHeaders", _flag, _READING),

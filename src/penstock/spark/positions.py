@@ -28,6 +28,7 @@ from penstock.words.errors import InvalidRequest
 
 INCARNATION, TABLE, MISSING, RESTORED, ROWS = "incarnation", "table", "missing", "restored", "rows"
 BACKLOG, LAG = "backlog", "lagSeconds"
+QUEUES = "queues"
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
@@ -62,6 +63,16 @@ def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
         return StreamPosition(incarnation, table, _numbered(given), missing, restored, rows)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _foreign(offset) from None
+
+
+def parse_positions(offset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The offset of each queue, of a stream of several queues. InvalidRequest if it is something else."""
+    found = offset.get(QUEUES)
+    if not isinstance(found, dict):
+        raise _foreign(offset)
+    for each in found.values():
+        parse_position(each)
+    return {**found}
 
 
 def _numbered(given: Mapping[str, Any]) -> dict[int, int]:

@@ -25,12 +25,15 @@ from penstock.spark.generations import Generations
 from penstock.tables import dead, events, items, schemas, state
 from penstock.tables.events import FrameRows
 from penstock.tables.schemas import select_columns
+from penstock.words.errors import QueueNotFound
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
 """About how much of a log one task reads, unless more are asked for: Spark's default for files."""
 PAGE = 1_000
 GENERATION = "generation"
+QUEUE = "queue"
+"""The column that a stream of several queues has besides."""
 TABLES = {**schemas.TABLES, "items": schemas.ITEMS.append(pa.field(GENERATION, pa.int32()))}
 """The columns of the tables: those of the logs, and what a queue's catalog says of its items."""
 
@@ -78,6 +81,12 @@ class QueueTables:
         if self.find(queue.name).marks:  # asked after the map, so that no resize came in between
             return _partitions(queue)
         return sorted({owners[slot(key)] for key in keys})
+
+    def find_or_none(self, queue: str) -> QueueDescription | None:
+        try:
+            return self.find(queue)
+        except QueueNotFound:
+            return None
 
     def refresh(self) -> None:
         """Bring the partitions' state, which `missing` uses, up to what is published now."""
@@ -240,7 +249,7 @@ class QueueTables:
     def dead_letter_partitions(self, queue: QueueDescription) -> list[DeadLetterPartition]:
         """The partitions that may hold dead letters of a queue; the same as for the command `penstock dead list`."""
         buries_into = queue.options.dead_queue
-        is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self._queues())
+        is_dead_queue = not buries_into and any(other.options.dead_queue == queue.name for other in self.queues())
         found = [DeadLetterPartition(queue.name, queue.incarnation, partition, is_dead_queue, None) for partition in _partitions(queue)]
         if buries_into:
             other = self.find(buries_into)
@@ -263,7 +272,8 @@ class QueueTables:
     def __repr__(self) -> str:
         return f"QueueTables({self._home!r})"
 
-    def _queues(self) -> Iterator[QueueDescription]:
+    def queues(self) -> Iterator[QueueDescription]:
+        """All queues, without marks."""
         after = ""
         while page := self._home.call(ListQueues(after=after, limit=PAGE)):
             yield from page

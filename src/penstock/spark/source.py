@@ -36,7 +36,7 @@ from pyspark.sql.types import (
 
 from penstock.spark.catalog_tables import is_catalog_table, remember_options, remembered_options, table_options
 from penstock.spark.options import PATH, READ, STREAM, WRITE, SourceOptions, Use, parse_options, require_directories
-from penstock.spark.queue_tables import GENERATION, TABLES, QueueTables
+from penstock.spark.queue_tables import GENERATION, QueueTables
 from penstock.tables import schemas
 from penstock.words.errors import InvalidRequest, PenstockError
 
@@ -82,7 +82,8 @@ class PenstockSource(DataSource):
 
             check_consume_options(options)
         with QueueTables.open(options.broker) as tables:
-            tables.find(options.queue)  # raises now if there is no such queue, not when the query runs
+            for queue in options.queues:
+                tables.find(queue)  # raises now if there is no such queue, not when the query runs
         schema = spark_schema(selected_schema(options))
         if not is_catalog_table(self.options):
             return schema
@@ -108,6 +109,10 @@ class PenstockSource(DataSource):
                 from penstock.spark.consuming_reader import ConsumingReader
 
                 return ConsumingReader(options, columns)
+            if options.several:
+                from penstock.spark.multi_queue_reader import MultiQueueReader
+
+                return MultiQueueReader(options, columns)
             from penstock.spark.stream_reader import StreamReader
 
             return StreamReader(options, columns)
@@ -160,7 +165,7 @@ class FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def selected_schema(options: SourceOptions) -> pa.Schema:
     """The columns of the table that the options select."""
-    table = TABLES[options.table]
+    table = options.schema
     if options.columns is not None:
         return schemas.select_columns(table, options.columns)
     left_out = {"headers": not options.include_headers, GENERATION: not options.include_generation}
@@ -174,7 +179,7 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 def selected_columns(options: SourceOptions, schema: StructType) -> tuple[str, ...]:
     """The column names of a schema. InvalidRequest unless each is a column of the table and has its type."""
-    table = TABLES[options.table]
+    table = options.schema
     if not schema.fields:
         raise InvalidRequest("the schema has no columns; leave it out, or name some of the table's")
     for field in schema.fields:

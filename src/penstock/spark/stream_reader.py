@@ -81,6 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first_empty = False
         """Whether the first micro-batch must be empty."""
         self._clock: Clock = SystemClock()
+        self.max_bytes = options.max_bytes_per_trigger
         self._planned: StreamPosition | None = None
         """Where the last micro-batch that was planned ends."""
         self._planned_at: int | None = None
@@ -131,8 +132,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 goal = Generations(queue).next_stop(at, goal)
             begins, goal = self._without_holes(queue, at, goal)
             at = end_of_batch(begins, goal, most)
-            if self._options.max_bytes_per_trigger is not None and most is not None:
-                at = self._end_within_bytes(queue, begins, at, self._options.max_bytes_per_trigger)
+            if self.max_bytes is not None and most is not None:
+                at = self._end_within_bytes(queue, begins, at, self.max_bytes)
             rows = {partition: read for partition, read in rows.items() if at.get(partition) == begins.get(partition)}
         self._planned = self._position(queue, at, bounds, rows)
         end = self._planned.to_offset()
