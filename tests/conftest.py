@@ -18,6 +18,9 @@ if "CI" not in os.environ:  # there Hypothesis has such a profile of its own
     settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy machine")
 
+# The JVMs of Spark that tests start live for seconds: they compile quickly rather than well, which halves their work.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 PORTION = 25
 """Seeds per test case: few enough that two workers end at about the same time."""
 SPARK = "tests/spark/"

@@ -23,6 +23,18 @@ README_SAYS = [
     "1 ready, 1 scheduled",
     "{'pay': 1} waits: its key is held: item 0-0 backs off",
 ]
+EXAMPLES_SAY = {
+    "07_nightly_pipeline.py": [
+        "load: 400 orders, 1 malformed line set aside",
+        "work: 360 completed, 40 buried",
+        "archive: 400 orders",
+        r"\|order … is above the limit of …\|40 +\|20 +\|",
+        "redrive: 20 orders; 380 completed, 20 buried",
+        r"\| *completed\| +3[678]\d\|",  # the last windows may be open
+        "report: 380 completed, 40 buried",
+    ]
+}
+"""Lines that the output of an example must have, as regular expressions."""
 FORMAT = (ROOT / "docs" / "format.md").read_text()
 
 
@@ -81,6 +93,7 @@ def test_an_example_runs(path: Path, tmp_path: Path) -> None:
     ran = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout
+    assert [line for line in EXAMPLES_SAY.get(path.name, []) if not re.search(f"^{line}$", ran.stdout, re.MULTILINE)] == []
     assert len(path.read_text().splitlines()) <= 70
 
 

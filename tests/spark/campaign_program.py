@@ -24,6 +24,8 @@ from tests.spark.process_kill import enable_kill
 
 QUEUE = "orders"
 ROW = "key string, payload string, seq long"
+ITEMS_PER_BATCH = 200
+"""Of the stream that reads: few, so that it has a backlog when the queue is resized."""
 POLL_SECONDS = 0.05
 
 
@@ -53,7 +55,7 @@ def queries(spark: SparkSession, folder: Path, timeout: str) -> dict[str, Callab
         return rows.writeStream.format(f"killable-{WRITE}").options(**place, **checkpoint(WRITE), orderBy="seq").start()
 
     def read() -> StreamingQuery:
-        items = spark.readStream.format(f"killable-{READ}").options(**place, cursor="lake").load()
+        items = spark.readStream.format(f"killable-{READ}").options(**place, cursor="lake", maxItemsPerTrigger=ITEMS_PER_BATCH).load()
         return items.writeStream.foreachBatch(sink(folder, READ)).options(**checkpoint(READ)).start()
 
     def consume() -> StreamingQuery:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
@@ -78,25 +78,28 @@ class KilledStreamSource(PenstockSource):
         return KilledStreamReader(options, selected_columns(options, schema))
 
 
-def main(broker: str, checkpoint: str, sink: str, where: str, batch: str) -> None:
-    enable_kill(DIE_AT=f"{where} {batch}")
-    spark = session("mortal", "local[2]")
-    spark.dataSource.register(KilledStreamSource)
+def stream(spark: SparkSession, form: str, where: str, batch: int, *, broker: str, checkpoint: str, sink: str) -> None:
+    """Stream all available items into the sink."""
 
     def keep(rows: DataFrame, number: int) -> None:
-        if (where, int(batch)) == ("sink", number):
+        if (where, batch) == ("sink", number):
             kill_all()
         ids = [row.id for row in rows.select("id").collect()]
         place = Path(sink) / f"{number:06d}"
         place.with_suffix(".new").write_text("\n".join(ids))
         place.with_suffix(".new").rename(place)
-        if (where, int(batch)) == ("sunk", number):
+        if (where, batch) == ("sunk", number):
             kill_all()
 
-    stream = (
-        spark.readStream.format("mortal").options(broker=broker, queue="orders", maxItemsPerTrigger=ITEMS_PER_BATCH, cursor="lake").load()
-    )
-    stream.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    items = spark.readStream.format(form).options(broker=broker, queue="orders", maxItemsPerTrigger=ITEMS_PER_BATCH, cursor="lake").load()
+    items.writeStream.foreachBatch(keep).option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+
+
+def main(broker: str, checkpoint: str, sink: str, where: str, batch: str) -> None:
+    enable_kill(DIE_AT=f"{where} {batch}")
+    spark = session("mortal", "local[2]")
+    spark.dataSource.register(KilledStreamSource)
+    stream(spark, "mortal", where, int(batch), broker=broker, checkpoint=checkpoint, sink=sink)
     spark.stop()
 
 

@@ -1,17 +1,12 @@
 """What a stream that consumes, and who settles its items, is told at once; on a real broker's directory and without a
 JVM."""
 
-import re
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-import penstock
-import penstock.spark
 from penstock import Broker, Queue
 from penstock.broker.directory_client import DirectoryClient
 from penstock.errors import InvalidRequest, QueueHeld, QueueNotFound
@@ -107,20 +102,3 @@ def test_items_that_no_stream_was_given_cannot_be_settled(home: Home, broker: Br
     stream.batch()  # by which those of the first are completed
     with pytest.raises(InvalidRequest, match=rf"^2 of these items \({ids[0]}, {ids[1]}\) {said}"):
         failed(ids[:2]).settle(home, incarnation, "bury", 0)
-
-
-# -- and what is told on the page -------------------------------------------------------------------------
-
-
-def test_the_example_of_the_page_runs(spark: SparkSession, broker_dir: str, tmp_path: Path) -> None:
-    with penstock.open(broker_dir) as broker:
-        broker.create_queue("orders").produce_many(["1.5", "much", "2"])
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    code = re.findall(r"```python\n(.*?)```", page.partition("## consume and settle")[2], re.DOTALL)[0].replace('"data/"', repr(broker_dir))
-    for place in ("prices/", "work/"):
-        code = code.replace(f'"{place}"', repr(f"{tmp_path}/{place}"))
-    exec(code, {"penstock": penstock, "spark": penstock.spark, "session": spark})
-    assert sorted(row.price for row in spark.read.parquet(f"{tmp_path}/prices/").collect()) == [1.5, 2.0]
-    with penstock.open(broker_dir) as broker:
-        found = broker.queue("orders").stats()
-        assert (found.completed, found.buried, found.leased) == (2, 1, 0)

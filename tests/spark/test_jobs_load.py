@@ -113,6 +113,26 @@ def test_json_lines(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     assert len(items(broker)) == ROWS + 1 + other.items
 
 
+@pytest.mark.parametrize(
+    ("text", "whole", "faults"),
+    [
+        ("id,name\n1,a\r\n2,b\n", ["b"], ["ends with a carriage return"]),
+        ("id,name\r\n1,a\n2,b\r\n3,c\r\n", ["c"], ["not a row of 2 columns, but several lines"]),
+    ],
+    ids=["first LF", "first CRLF"],
+)
+def test_csv_with_mixed_line_ends(spark: SparkSession, broker: str, tmp_path: Path, text: str, whole: list[str], faults: list[str]) -> None:
+    """No cell gets a part of a line end: such rows are malformed. With multiLine=false they are rows."""
+    source = tmp_path / "in.csv"
+    source.write_bytes(text.encode())
+    found = load(spark, str(source), broker, "orders", payload="name", quarantine=str(tmp_path / "bad"))
+    assert [item.payload.decode() for item in items(broker)] == whole
+    assert [row["detail"].partition(": line ends are mixed")[0] for row in quarantined(found)] == faults
+    load(spark, str(source), broker, "orders", payload="name", load_id="again", options={"multiLine": "false"})
+    every = ["a", "b", "c"][: text.count("\n") - 1]
+    assert sorted(item.payload.decode() for item in items(broker)) == sorted([*whole, *every])
+
+
 def test_csv_that_is_not_utf8(spark: SparkSession, broker: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "latin.csv").write_bytes("name,city\nmüller,Bonn\nmeier,Köln\nschmidt,Ulm\n".encode("latin-1"))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,15 +148,6 @@ def test_what_sql_cannot_do(spark: SparkSession, broker_dir: str, queue: Queue, 
     with pytest.raises(Exception, match=error):
         spark.sql(query.format(broker_dir)).collect()
     assert queue.stats().produced == 120
-
-
-def test_the_example_of_the_page_runs(spark: SparkSession, broker_dir: str, queue: Queue) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
-    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "CREATE TEMPORARY VIEW" in block]
-    exec(code.replace("'data/'", f"'{broker_dir}'"), {"session": spark})
-    wait_until(lambda: queue.stats().produced == 121)
-    for view in ("orders", "new_orders"):
-        spark.catalog.dropTempView(view)
 
 
 # -- filters -----------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ FAULT, FILE, LINE = "__fault", "__file", "__line"
 """The columns with the fault of a row, its file, and (JSON) its line."""
 ADDED_COLUMNS = (FAULT, FILE, LINE)
 NOT_UTF8 = "not UTF-8: give the option encoding, such as encoding=ISO-8859-1"
+MIXED_LINE_ENDS = "line ends are mixed, or a quote is not closed; if no cell has line ends, give the option multiLine=false"
 _CORRUPT = "__corrupt"
 _CSV = {"header": "true", "multiLine": "true", "quote": '"', "escape": '"'}
 _MOST_COLUMNS = 5_000
@@ -159,7 +160,13 @@ def _csv(spark: SparkSession, files: SourceFiles, schema: T.StructType | None, o
     permissive = {**given, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, "columnPruning": "false"}
     rows = spark.read.options(**permissive).schema(wide).csv(files.paths)
     malformed = f"not a row of {len(found.names)} columns" + (" of these types" if schema is not None else "")
-    fault = F.when(F.col(_CORRUPT).isNotNull(), F.lit(malformed))
+    several = F.col(_CORRUPT).rlike("[\\r\\n].")
+    fault = F.when(several, F.lit(f"{malformed}, but several lines: {MIXED_LINE_ENDS}")).when(F.col(_CORRUPT).isNotNull(), F.lit(malformed))
+    last = found.fields[-1]
+    if isinstance(last.dataType, T.StringType):
+        # Spark takes the first line's end for that of all lines, and leaves the rest of another one in the last cell.
+        mixed = F.col(quoted(last.name)).endswith("\r")
+        fault = F.coalesce(fault, F.when(mixed, F.lit(f"ends with a carriage return: {MIXED_LINE_ENDS}")))
     foreign = _not_utf8(spark, files, options)
     if foreign:
         if any(_REPLACED in name for name in found.names):
