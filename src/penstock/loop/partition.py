@@ -283,9 +283,8 @@ class Partition:
                 self._flush()
             except PenstockError as error:
                 self._commit_error = error
-        if self._commit_error is not None or self._undone or self._unreplayed > CHECKPOINT_FRAMES:
-            return True
-        if self._rotation.is_full(self.state, self._turn.elapsed, self._unreplayed):
+        full = self._rotation.is_full(self.state, self._turn.elapsed, self._unreplayed)
+        if full or self._commit_error is not None or self._undone or self._unreplayed > CHECKPOINT_FRAMES:
             return True
         if not self.owes_sync:
             self._answered += self._appended
