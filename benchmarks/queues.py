@@ -3,31 +3,35 @@
     make bench-queues                    (python benchmarks/queues.py [--items N] [--rounds N] [--no-write])
 
 100-byte random payloads. Every figure is the median of several rounds. What is compared is measured in turn
-within each round, because machines are noisy: read the ratios. Writes benchmarks/results/queues.json.
+within each round, because machines are noisy: read the ratios. Single items are measured beside two other embedded
+queues. `against.py` runs this with the code of another commit. Writes benchmarks/results/queues.json.
 """
 
-import argparse
 import asyncio
-import json
-import os
-import platform
 import random
 import shutil
-import statistics
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import engine
 import peers
+from rounds import Figures, Rounds
 
 import penstock
+from penstock.logs.columns import encode
+from penstock.logs.files.filesystem import SystemFiles
+from penstock.logs.files.inbox import FileInbox
 from penstock.logs.log import Durability
+from penstock.logs.store import WriteManifest, write_name
 from penstock.operations import ReadMetrics
+from penstock.rules.records import Produced
+from penstock.rules.routing import key_ids
+from penstock.words.batch import Batch
+from penstock.words.clock import Moment
 
 BATCH = 1_000
 PAYLOAD = 100
@@ -39,11 +43,18 @@ KEYS = 100_000
 HOT_KEYS = {(1_000, 1): "≥ 300,000", (10, 100): "≥ 300,000", (1, 100): "≥ 100,000"}
 """Number of keys and `per_key` of a drain of few keys with long lines, and the aim in items per second."""
 PINGS = 500
-VERBS = ("produce", "consume")
-"""What is measured of other queues (peers.py)."""
-RESULTS = Path(__file__).parent / "results" / "queues.json"
-
-Figures = dict[str, list[float]]
+SINGLE_ITEMS = [
+    ("os_single_produce", "produce", "≤ 15"),
+    ("os_single_drain", "lease + complete", "≤ 50"),
+    *((f"{peer}_single_produce_per_s", f"{peer}: put", "–") for peer in peers.PEERS),
+    *((f"{peer}_single_consume_per_s", f"{peer}: get + acknowledge", "–") for peer in peers.PEERS),
+]
+"""Rates that are printed as microseconds per item: the name of the figure, what it is, the aim."""
+ADOPTED_FRAME = 10_000
+"""Items in a frame of a write that is adopted, as Spark writes them."""
+WAITING = (100, 1_000, 5_000)
+"""How many leases wait when a produce wakes one."""
+WOKEN = 100
 
 
 @contextmanager
@@ -177,6 +188,7 @@ def against_the_engine(root: Path, batches: list[list[bytes]], figures: Figures)
 
 def singles(root: Path, payload: bytes, figures: Figures) -> None:
     """One item per call: produce, lease, complete; beside them two other embedded queues, without fsync."""
+    peers.measure(root, figures, engine.per_second, ["single"])
     runs: list[tuple[Durability, int]] = [("fsync", SINGLES // 10), ("os", SINGLES)]
     for durability, number in runs:
         with queue(root, durability) as target:
@@ -184,7 +196,52 @@ def singles(root: Path, payload: bytes, figures: Figures) -> None:
                 engine.per_second(number, lambda: [target.produce(payload) for _ in range(number)])  # noqa: B023
             )
             figures[f"{durability}_single_drain"].append(engine.per_second(number, lambda: drain(target, 1)))
-    peers.measure(root, figures, engine.per_second, ["single"])
+
+
+async def awake_one(directory: Path, waiting: int) -> float:
+    """Microseconds of a produce that wakes one of so many waiting leases."""
+    async with await penstock.aopen(directory, durability="os") as broker:
+        target = await broker.create_queue("bench")
+        tasks = [asyncio.create_task(target.lease(wait=600)) for _ in range(waiting + WOKEN)]
+        while (await target.stats()).waiting_consumers < len(tasks):
+            await asyncio.sleep(0.01)
+        took = 0.0
+        for number in range(1, WOKEN + 1):
+            began = time.perf_counter()
+            await target.produce(b"wake")
+            took += time.perf_counter() - began
+            while sum(task.done() for task in tasks) < number:
+                await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return took / WOKEN * 1e6
+
+
+def waking(root: Path, figures: Figures) -> None:
+    """A produce that wakes one of many waiting leases."""
+    for waiting in WAITING:
+        figures[f"wake_one_of_{waiting}_us"].append(asyncio.run(awake_one(Path(tempfile.mkdtemp(dir=root)), waiting)))
+
+
+def adoption(root: Path, batches: list[list[bytes]], keys: list[list[str]], figures: Figures) -> None:
+    """Items per second from opening a broker until it has adopted what another process published, as Spark does."""
+    payloads = [payload for batch in batches for payload in batch]
+    names = [name.encode() for batch in keys for name in batch]
+    with penstock.open(root, durability="os") as broker:
+        incarnation = broker.create_queue("bench").incarnation
+    inbox, write = FileInbox(SystemFiles(), str(root)), write_name(1_700_000_000_000_000)
+    inbox.begin_write(write)
+    writer = inbox.part_writer(write, "part-0.frames", incarnation)
+    for start in range(0, len(payloads), ADOPTED_FRAME):
+        some, named = payloads[start : start + ADOPTED_FRAME], names[start : start + ADOPTED_FRAME]
+        writer.add(encode([Produced(0, Batch(some, named, key_ids(named)))], Moment(0, 0)))
+    inbox.publish(write, incarnation, WriteManifest([writer.finish()], "bench", 1))
+    began = time.perf_counter()
+    with penstock.open(root, durability="os") as broker:
+        while broker.queue("bench").stats().ready < len(payloads):
+            time.sleep(0.001)
+        figures["adopted_items"].append(len(payloads) / (time.perf_counter() - began))
 
 
 def side_by_side(root: Path, payload: bytes, figures: Figures) -> None:
@@ -237,70 +294,77 @@ def latency(root: Path, figures: Figures) -> None:
 
 
 def ratios(found: dict[str, float]) -> dict[str, tuple[float, str]]:
-    """The ratios with their aims."""
-    made = {
+    """The ratios with their aims; those of which one side was not measured are left out."""
+    wanted: dict[str, tuple[str, str, str]] = {
         f"{verb}, {how}{durability}, of the bare engine": (
-            found[f"{durability}_{key}{verb}"] / found[f"{durability}_engine_{verb}"],
+            f"{durability}_{key}{verb}",
+            f"{durability}_engine_{verb}",
             "≥ 0.6" if key and durability == "os" else "≥ 0.7",
         )
         for durability in ("fsync", "os")
         for how, key in (("", ""), ("async, ", "async_"))
         for verb in ("produce", "drain")
     }
-    made[f"{THREADS} threads producing single items with fsync, of one"] = (found[f"threads_{THREADS}"] / found["threads_1"], "≥ 6")
-    made[f"{THREADS} threads producing single items: requests per turn"] = (found["requests_per_turn"], "–")
-    made[f"{THREADS} tasks producing single items with fsync, of one thread"] = (found[f"tasks_{THREADS}"] / found["threads_1"], "–")
     for peer in peers.PEERS:
         for name, ours, theirs in (("produce", "produce", "produce"), ("lease + complete", "drain", "consume")):
-            rates = found[f"os_single_{ours}"], found[f"{peer}_single_{theirs}_per_s"]
-            made[f"{name} one item, no fsync, of {peer.replace('_', '-')}"] = (rates[0] / rates[1], "≥ 1.5")
+            key = f"{name} one item, no fsync, of {peer.replace('_', '-')}"
+            wanted[key] = (f"os_single_{ours}", f"{peer}_single_{theirs}_per_s", "≥ 1.5")
+    wanted[f"{THREADS} threads producing single items with fsync, of one"] = (f"threads_{THREADS}", "threads_1", "≥ 6")
+    wanted[f"{THREADS} tasks producing single items with fsync, of one thread"] = (f"tasks_{THREADS}", "threads_1", "–")
     for number, per_key in HOT_KEYS:
-        name = f"drain of {number:,} keys, per_key {per_key}, of one without keys"
-        made[name] = (found[f"hot_{number}_keys_drain"] / found["hot_unkeyed_drain"], "–")
+        wanted[f"drain of {number:,} keys, per_key {per_key}, of one without keys"] = (f"hot_{number}_keys_drain", "hot_unkeyed_drain", "–")
     for width in WIDTHS[1:]:
         for kind in ("produce", "drain", "keyed_produce", "keyed_drain"):
-            made[f"{kind.replace('_', ' ')}, {width} partitions, of one"] = (found[f"width_{width}_{kind}"] / found[f"width_1_{kind}"], "–")
-    return made
+            wanted[f"{kind.replace('_', ' ')}, {width} partitions, of one"] = (f"width_{width}_{kind}", f"width_1_{kind}", "–")
+    for many in WAITING[1:]:
+        name = f"produce that wakes one of {many:,} leases: time of that with {WAITING[0]}"
+        wanted[name] = (f"wake_one_of_{many}_us", f"wake_one_of_{WAITING[0]}_us", "≤ 1.2")
+    return {name: (found[one] / found[other], aim) for name, (one, other, aim) in wanted.items() if one in found and other in found}
+
+
+def figures_with_aims() -> dict[str, tuple[str, str]]:
+    """What is printed besides the ratios: name of the figure → what it is, and the aim."""
+    shown: dict[str, tuple[str, str]] = {}
+    shown["requests_per_turn"] = (f"{THREADS} threads producing single items: requests per turn", "–")
+    for (number, per_key), aim in HOT_KEYS.items():
+        shown[f"hot_{number}_keys_drain"] = (f"drain, keys {number:,}, per_key {per_key}: items per second", aim)
+    shown["adopted_items"] = ("adoption of what another process wrote: items per second", "≥ 2,000,000")
+    for many in WAITING:
+        shown[f"wake_one_of_{many}_us"] = (f"produce that wakes one of {many:,} waiting leases: µs", "–")
+    for durability in ("fsync", "os"):
+        for percent in ("p50", "p99"):
+            shown[f"{durability}_idle_{percent}_us"] = (f"from produce to a waiting lease, {durability}, {percent}: µs", "–")
+    return shown
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--items", type=int, default=200_000)
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--no-write", action="store_true", help="print only")
-    given = arguments.parse_args()
-    rng = random.Random(1)
-    batches = [[rng.randbytes(PAYLOAD) for _ in range(BATCH)] for _ in range(given.items // BATCH)]
+    rounds = Rounds("queues", __doc__, rounds=3, items=200_000)
+    rng, figures, items = random.Random(1), rounds.figures, rounds.given.items
+    batches = [[rng.randbytes(PAYLOAD) for _ in range(BATCH)] for _ in range(items // BATCH)]
     keys = [[f"key-{rng.randrange(KEYS)}" for _ in range(BATCH)] for _ in batches]
-    figures: Figures = defaultdict(list)
-    steps: list[Callable[[Path], None]] = [
-        lambda root: against_the_engine(root, batches, figures),
-        lambda root: singles(root, batches[0][0], figures),
-        lambda root: side_by_side(root, batches[0][0], figures),
-        lambda root: widths(root, batches[: len(batches) // 4], keys[: len(batches) // 4], figures),
-        lambda root: hot_keys(root, batches[: len(batches) // 4], rng, figures),
-        lambda root: latency(root, figures),
-    ]
-    for _ in range(given.rounds):
-        for step in steps:
-            with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
-                step(Path(root))
-    found = {name: statistics.median(values) for name, values in figures.items()}
+    few, payload = slice(len(batches) // 4), batches[0][0]
+    steps: dict[str, Callable[[Path], None]] = {
+        "engine": lambda root: against_the_engine(root, batches, figures),
+        "singles": lambda root: singles(root, payload, figures),
+        "threads": lambda root: side_by_side(root, payload, figures),
+        "widths": lambda root: widths(root, batches[few], keys[few], figures),
+        "hot keys": lambda root: hot_keys(root, batches[few], rng, figures),
+        "waiting leases": lambda root: waking(root, figures),
+        "adoption": lambda root: adoption(root, batches, keys, figures),
+        "latency": lambda root: latency(root, figures),
+    }
+    found = rounds.run(steps)
     read = ratios(found)
-    print(f"{'':62} measured     aim")
+    print(f"{'':70} measured         aim")
     for name, (value, aim) in read.items():
-        print(f"{name:62} {value:8.2f} {aim:>7}")
-    for (number, per_key), aim in HOT_KEYS.items():
-        name = f"drain, keys {number:,}, per_key {per_key}: items per second"
-        print(f"{name:62} {found[f'hot_{number}_keys_drain']:8,.0f} {aim:>9}")
-    for name in ("os_single_produce", "os_single_drain", *(f"{peer}_single_{verb}_per_s" for peer in peers.PEERS for verb in VERBS)):
-        print(f"{name + ', µs per item':62} {1e6 / found[name]:8.1f}")
-    for name in ("fsync_idle_p50_us", "fsync_idle_p99_us", "os_idle_p50_us", "os_idle_p99_us"):
-        print(f"{name:62} {found[name]:8.0f}")
-    if not given.no_write:
-        about = {"items": given.items, "rounds": given.rounds, "python": platform.python_version(), "cores": os.cpu_count()}
-        written = {"about": about, "ratios": {name: round(value, 3) for name, (value, _) in read.items()}, "per_second": found}
-        RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+        print(f"{name:70} {value:8.2f} {aim:>11}")
+    for name, what, aim in SINGLE_ITEMS:
+        if name in found:
+            print(f"{what + ', one item, no fsync: µs':70} {1e6 / found[name]:8.1f} {aim:>11}")
+    for name, (what, aim) in figures_with_aims().items():
+        if name in found:
+            print(f"{what:70} {found[name]:8,.0f} {aim:>11}")
+    rounds.write({name: value for name, (value, _) in read.items()}, found, items=items)
 
 
 if __name__ == "__main__":

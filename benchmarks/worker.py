@@ -4,26 +4,25 @@
 
 100-byte random payloads; completions are durable. The ideal is the same handlers run without a worker, by as many
 threads, tasks or processes, once before and once after the worker. Every figure and every ratio is the median of
-several rounds, because machines are noisy: read the ratios. Writes benchmarks/results/worker.json.
+several rounds, because machines are noisy: read the ratios. `against.py` runs this with the code of another commit.
+Writes benchmarks/results/worker.json.
 """
 
-import argparse
 import asyncio
-import json
 import multiprocessing
-import os
-import platform
 import random
 import shutil
 import statistics
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from rounds import Figures, Rounds
 
 import penstock
 from penstock.worker.worker import Worker
@@ -42,9 +41,6 @@ MILLISECONDS = {16: 15_000, 256: 40_000}
 """Concurrency, and number of items whose handler sleeps a millisecond."""
 WARM = 20
 """Items per handler slot that are handled before the measurement: threads and processes have started then."""
-RESULTS = Path(__file__).parent / "results" / "worker.json"
-
-Figures = dict[str, list[float]]
 
 
 def nothing(item: object) -> None:
@@ -174,12 +170,19 @@ def compared(figures: Figures, name: str, bare: Callable[[], float], worker: Cal
     figures[f"bare_{name}"].append((before + bare()) / 2)
 
 
-def one_round(root: Path, rng: random.Random, figures: Figures) -> None:
+def noops(root: Path, rng: random.Random, figures: Figures) -> None:
+    """Handlers that do nothing: what the worker itself needs."""
     figures["noop_threads"].append(handled(root, nothing, NOOPS, rng, concurrency=16))
     figures["noop_tasks"].append(handled(root, anothing, NOOPS, rng, concurrency=16))
-    figures["noop_batch"].append(handled(root, nothing, NOOPS, rng, batch=500))
-    figures["noop_batch_keys"].append(handled(root, nothing, HOT_ITEMS, rng, keys=HOT_KEYS, batch=BATCH))
+    figures["noop_batch"].append(handled(root, nothing, NOOPS, rng, batch=BATCH))
     figures["noop_processes"].append(handled(root, nothing, NOOPS // 4, rng, processes=PROCESSES))
+
+
+def hot_keys(root: Path, rng: random.Random, figures: Figures) -> None:
+    figures["noop_batch_keys"].append(handled(root, nothing, HOT_ITEMS, rng, keys=HOT_KEYS, batch=BATCH))
+
+
+def milliseconds(root: Path, rng: random.Random, figures: Figures) -> None:
     for many, count in MILLISECONDS.items():
         items: list[Any] = [None] * count
         compared(
@@ -194,6 +197,9 @@ def one_round(root: Path, rng: random.Random, figures: Figures) -> None:
             partial(bare_tasks, amillisecond, items, many),
             partial(handled, root, amillisecond, count, rng, concurrency=many),
         )
+
+
+def spins(root: Path, rng: random.Random, figures: Figures) -> None:
     compared(
         figures, "spin_processes", partial(bare_processes, SPUN, PROCESSES), partial(handled, root, spin, SPUN, rng, processes=PROCESSES)
     )
@@ -201,51 +207,45 @@ def one_round(root: Path, rng: random.Random, figures: Figures) -> None:
 
 
 def ratios(figures: Figures) -> dict[str, tuple[float, str]]:
-    """The ratios with their aims."""
-
-    def ratio(name: str, of: str) -> float:
-        return statistics.median(one / other for one, other in zip(figures[name], figures[of], strict=True))
-
-    made = {
-        f"1 ms handlers in {many} {how}, of the same run bare": (
-            ratio(f"millisecond_{how}_{many}", f"bare_millisecond_{how}_{many}"),
-            "≥ 0.9",
-        )
+    """The ratios with their aims; those of which one side was not measured are left out."""
+    wanted = {
+        f"1 ms handlers in {many} {how}, of the same run bare": (f"millisecond_{how}_{many}", f"bare_millisecond_{how}_{many}", "≥ 0.9")
         for many in MILLISECONDS
         for how in ("threads", "tasks")
     }
-    made[f"CPU handlers in {PROCESSES} processes, of the same run bare"] = (ratio("spin_processes", "bare_spin_processes"), "–")
-    made[f"CPU handlers in {PROCESSES} processes, of {PROCESSES} threads"] = (ratio("spin_processes", "spin_threads"), "–")
-    return made
+    wanted[f"CPU handlers in {PROCESSES} processes, of the same run bare"] = ("spin_processes", "bare_spin_processes", "–")
+    wanted[f"CPU handlers in {PROCESSES} processes, of {PROCESSES} threads"] = ("spin_processes", "spin_threads", "–")
+    return {
+        name: (statistics.median(one / other for one, other in zip(figures[top], figures[bottom], strict=True)), aim)
+        for name, (top, bottom, aim) in wanted.items()
+        if top in figures and bottom in figures
+    }
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=5)
-    arguments.add_argument("--no-write", action="store_true", help="print only")
-    given = arguments.parse_args()
-    figures: Figures = defaultdict(list)
-    rng = random.Random(1)
-    for _ in range(given.rounds):
-        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as root:
-            one_round(Path(root), rng, figures)
-    found = {name: statistics.median(values) for name, values in figures.items()}
+    rounds = Rounds("worker", __doc__, rounds=3)
+    rng, figures = random.Random(1), rounds.figures
+    steps: dict[str, Callable[[Path], None]] = {
+        "noops": lambda root: noops(root, rng, figures),
+        "hot keys": lambda root: hot_keys(root, rng, figures),
+        "milliseconds": lambda root: milliseconds(root, rng, figures),
+        "spins": lambda root: spins(root, rng, figures),
+    }
+    found = rounds.run(steps)
     read = ratios(figures)
-    print(f"{'':62} measured      aim")
-    for name, aim in (
-        ("noop_threads", "≥ 50,000"),
-        ("noop_tasks", "≥ 50,000"),
-        ("noop_batch", "–"),
-        ("noop_batch_keys", "≥ 50,000"),
-        ("noop_processes", "–"),
+    print(f"{'':70} measured      aim")
+    for name, what, aim in (
+        ("noop_threads", "threads", "≥ 50,000"),
+        ("noop_tasks", "tasks", "≥ 50,000"),
+        ("noop_batch", f"batches of {BATCH:,}", "–"),
+        ("noop_batch_keys", f"{HOT_KEYS} keys, batches of {BATCH:,}", "≥ 50,000"),
+        ("noop_processes", "processes", "–"),
     ):
-        print(f"{name.replace('_', ', ') + ': items per second':62} {found[name]:8,.0f} {aim:>8}")
+        if name in found:
+            print(f"{'handlers that do nothing, ' + what + ': items per second':70} {found[name]:8,.0f} {aim:>8}")
     for name, (value, aim) in read.items():
-        print(f"{name:62} {value:8.2f} {aim:>8}")
-    if not given.no_write:
-        about = {"rounds": given.rounds, "python": platform.python_version(), "cores": os.cpu_count(), "payload_bytes": PAYLOAD}
-        written = {"about": about, "ratios": {name: round(value, 3) for name, (value, _) in read.items()}, "per_second": found}
-        RESULTS.write_text(json.dumps(written, indent=2) + "\n")
+        print(f"{name:70} {value:8.2f} {aim:>8}")
+    rounds.write({name: value for name, (value, _) in read.items()}, found, payload_bytes=PAYLOAD)
 
 
 if __name__ == "__main__":

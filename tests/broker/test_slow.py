@@ -275,6 +275,41 @@ def test_a_lease_that_ended_while_its_answer_waited_is_not_given(hanging: QueueW
     assert all(one.seconds > 0 for one in asked.result)
 
 
+def test_a_lease_without_a_wait_finds_what_others_have_when_its_partition_becomes_slow(hanging: QueueWithSlowPartition) -> None:
+    """An empty answer would say that nothing is ready."""
+    queue, broker = hanging.queue, hanging.broker
+    queue.produce("there", key=hanging.key)
+    broker.advance_in_steps(3)
+    queue.produce("here", key=hanging.others[0])
+    hanging.hangs = True
+    asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
+    queue.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
+    broker.turn()
+    assert not asked.done, "the older item is leased; its partition is in I/O"
+    broker.advance_in_steps(1)
+    assert asked.leased.texts == ["here"]
+    hanging.answer()
+    broker.advance_in_steps(5)
+    assert queue.lease(5).texts == ["there"], "the item returned"
+
+
+def test_a_lease_without_a_wait_fails_when_its_only_partition_becomes_slow() -> None:
+    broker = BrokerUnderTest(SimulatedStorage())
+    queue = broker.create(partitions=1)
+    queue.produce("item")
+    queue.loop.stays_in_io = lambda handle: True
+    asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
+    queue.submit(ProduceRequest(batch_of("beside")))
+    broker.turn()
+    broker.advance_in_steps(1)
+    with pytest.raises(StorageFailed, match="slow"):
+        asked.result  # noqa: B018
+    queue.loop.stays_in_io = lambda handle: False
+    broker.advance_in_steps(5)
+    assert sorted(queue.lease(5).texts) == ["beside", "item"]
+    broker.embedded.close()
+
+
 def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
     """The queue may grow meanwhile; a resize that would move slots of the slow partition is refused until it
     recovers.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.rules.keys import BULK, KeyLines
+from penstock.rules.keys import BULK, GROUPED, KeyLines
 from penstock.rules.lanes import Extent
 from penstock.rules.records import LineTake
 from penstock.rules.runs import offsets
@@ -49,11 +49,12 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("bulk", [0, BULK])
+@pytest.mark.parametrize(("bulk", "grouped"), [(0, GROUPED), (BULK, 1)])
 @given(steps=STEPS)
-def test_a_lease_takes_the_oldest_item_of_each_free_key(bulk: int, steps: list[tuple[str, Any]]) -> None:
+def test_a_lease_takes_the_oldest_item_of_each_free_key(bulk: int, grouped: int, steps: list[tuple[str, Any]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.rules.keys.BULK", bulk)  # with 0, heaps are changed entry by entry
+        patch.setattr("penstock.rules.keys.GROUPED", grouped)  # with 1, items are always put into lines key by key
         partition, naive = PartitionUnderTest(MemoryPartitionBackend()), NaiveQueue()
         for what, value in steps:
             if what == "produce":
@@ -71,7 +72,16 @@ def test_a_lease_takes_the_oldest_item_of_each_free_key(bulk: int, steps: list[t
                 (partition.complete if what == "complete" else partition.retry)(lease)
                 if what == "retry":
                     naive.waiting = sorted([*naive.waiting, *held])
+            check_heads(partition.wrapped.state.keys)
         partition.check()
+
+
+def check_heads(keys: KeyLines) -> None:
+    """Entries that leases do not check are valid, and none is there twice."""
+    if not keys.maybe_stale:
+        for lane, heads in enumerate(keys.free_heads):
+            assert len(heads) == len(set(heads))
+            assert all(keys.head(lane, *entry) is not None for entry in heads)
 
 
 @given(

@@ -1,7 +1,7 @@
 """The simulation of a partition can fail: each of these planted bugs must be caught (planted_bugs.py)."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import pytest
@@ -23,7 +23,7 @@ from penstock.rules.keys import KeyLine, KeyLines, PackedExtents
 from penstock.rules.lanes import Extent, Lanes
 from penstock.rules.leases import Leases, LiveLease
 from penstock.rules.remembered_ids import DedupIds
-from penstock.rules.runs import RunSet
+from penstock.rules.runs import RunSet, pairs
 from penstock.rules.state import BlockSource, State
 from penstock.words.clock import HOUR, SECOND, Moment
 from penstock.words.errors import StorageFailed
@@ -208,6 +208,24 @@ def the_line_of_a_key_is_out_of_order(patch: Patch) -> None:
             self.update_head(key, self.line(key))
 
     patch.setattr(KeyLines, "pass_over_each", pass_over_each)
+
+
+@bug
+def heads_that_are_stale_are_leased(patch: Patch) -> None:
+    def valid(self: KeyLines, lane: int, ordered: Iterable[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, int, int], KeyLine]]:
+        return ((entry, line) for entry in ordered if isinstance(line := self.by_key.get(entry[2]), KeyLine) and line.waiting)
+
+    patch.setattr(KeyLines, "_valid", valid)
+
+
+@bug
+def items_put_into_lines_together_are_out_of_order(patch: Patch) -> None:
+    def append_items(self: PackedExtents, runs: list[int], lane: int, ready_at: int) -> None:
+        for start, stop in reversed([*pairs(runs)]):
+            self.append(Extent(start, stop, lane, start, ready_at))
+
+    patch.setattr("penstock.rules.keys.GROUPED", 1)  # the simulation's batches are small
+    patch.setattr(PackedExtents, "append_items", append_items)
 
 
 @bug

@@ -259,9 +259,11 @@ class CommitTracker(PartitionSet):
             request.finish(given)
             if request.cancelled:
                 self.settle_step.return_items(given)
-        elif request.lost_to_damage or request.deadline > self.now:
+        elif request.lost_to_damage or request.deadline > self.now or failed or not parts:
+            # Also without a wait: an empty answer would say that nothing is ready. The partitions that gave these items
+            # are failing or slow now; the next turn asks the others, and answers with an error when there are none.
             self.lease_step.waiting.add(request)
-            self.wants_turn = self.wants_turn or request.lost_to_damage
+            self.wants_turn = self.wants_turn or request.lost_to_damage or bool(failed) or not parts
             request.lost_to_damage = False
         else:
             request.finish([])

@@ -9,10 +9,9 @@ Limits: a plan scans about SCAN_ITEMS items. Then it stops with what it has, or 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby, islice, repeat
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
 
 from penstock.rules.calls import RememberedAnswer, check_calls
 from penstock.rules.commands import AcquireLease, Answer, AskAgain, LeaseAnswer, StraysFound
@@ -24,6 +23,7 @@ from penstock.rules.records import CallAnswered, LaneTake, Leased, LineTake, Los
 from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import complement, count, from_offsets, offsets, pairs
 from penstock.rules.state import Block, BlockSource, State
+from penstock.rules.walks import Candidate, Head, HeadWalk, Order, Walk, before
 from penstock.words.batch import check_name
 from penstock.words.clock import Moment
 from penstock.words.limits import DEFAULT_PRIORITY, MAX_BATCH_ITEMS, check_lease_timeout, check_range
@@ -157,107 +157,6 @@ def _apply_take(state: State, take: LaneTake, lease: int, now: Moment) -> None:
 # -- the plan ---------------------------------------------------------------------------------------
 
 
-Order: TypeAlias = tuple[int, bool, int, int]
-"""A place in the order of becoming ready: `Extent.order`."""
-
-
-def _before(position: int) -> Order:
-    """Right before everything at a position."""
-    return (position, False, -1, -1)
-
-
-class Candidate(NamedTuple):
-    """What a plan could take next: an extent of a lane, or the head of a key line."""
-
-    rank: tuple[int, int, bool, int, int]
-    """The lowest rank is taken first: aged priority, position, whether the position is the item's own offset,
-    since when it is ready (several returned items may stand at one position), lane."""
-    lane: int
-    since: int
-    is_head: bool = False
-
-
-class Walk:
-    """How far a plan has read a lane."""
-
-    __slots__ = ("_rest", "extent", "lane", "start")
-
-    def __init__(self, lane: int, extents: Iterable[Extent]) -> None:
-        self.lane = lane
-        self._rest = iter(extents)
-        self.extent: Extent | None = None
-        self.start = 0
-        self.advance(0)
-
-    @property
-    def position(self) -> int:
-        assert self.extent is not None
-        return self.start if self.extent.at_own_offset else self.extent.position
-
-    @property
-    def order(self) -> Order:
-        """As `Extent.order`, of the part that is not read."""
-        assert self.extent is not None
-        return (self.position, self.extent.at_own_offset, self.extent.ready_at, self.start)
-
-    @property
-    def earlier_than(self) -> Order:
-        """Keyed items of other lanes that stand before this must be read first: one may have the key of an item here.
-
-        An extent at its own offsets may cover items of other lanes that stand between its own.
-        """
-        assert self.extent is not None
-        return _before(self.start + 1) if self.extent.at_own_offset else self.order
-
-    def position_of(self, offset: int) -> int:
-        """The position of an item of the extent."""
-        assert self.extent is not None
-        return offset if self.extent.at_own_offset else self.extent.position
-
-    def begins_by(self, offset: int) -> bool:
-        """Whether the extent began at or before an offset that was read."""
-        return self.extent is not None and self.extent.start <= offset
-
-    def advance(self, stop: int) -> None:
-        """Move to `stop`, or to the next extent if this one ends there."""
-        self.start = stop
-        if self.extent is None or stop >= self.extent.stop:
-            self.extent = next(self._rest, None)
-            self.start = self.extent.start if self.extent is not None else 0
-
-
-Head: TypeAlias = tuple[tuple[int, int, int], KeyLine]
-"""The head of a free line: its entry of `free_heads`, and the line."""
-
-
-class HeadWalk:
-    """How far a plan has read the heads of a lane's free lines."""
-
-    __slots__ = ("_at", "_read", "_rest")
-
-    def __init__(self, heads: Iterator[Head]) -> None:
-        self._rest = heads
-        self._read: list[Head] = []
-        self._at = 0
-
-    @property
-    def first(self) -> Head | None:
-        """The first head that is not taken."""
-        return next(iter(self.ahead(1)), None)
-
-    def ahead(self, most: int) -> list[Head]:
-        """The next heads, at most so many; they are not taken yet."""
-        missing = self._at + most - len(self._read)
-        if missing > 0:
-            del self._read[: self._at]
-            self._at = 0
-            self._read += islice(self._rest, missing)
-        return self._read[self._at : self._at + most]
-
-    def advance(self, taken: int) -> None:
-        self._at += taken
-
-
 class LeasePlan:
     """What a lease command would take."""
 
@@ -308,7 +207,7 @@ class LeasePlan:
             else:
                 return False
             return True
-        return self._may_go(_before(best.rank[1]), None) and self._take_heads(lane, second)
+        return self._may_go(before(best.rank[1]), None) and self._take_heads(lane, second)
 
     def _take_heads(self, lane: int, second: tuple[int, int, bool, int, int] | None) -> bool:
         """Take key after key from the heads of a lane, as long as no other candidate is better.
@@ -336,7 +235,7 @@ class LeasePlan:
                 break
         return go_on
 
-    def _count_better(self, lane: int, heads: "list[Head]", second: tuple[int, int, bool, int, int] | None, first: int) -> tuple[int, bool]:
+    def _count_better(self, lane: int, heads: list[Head], second: tuple[int, int, bool, int, int] | None, first: int) -> tuple[int, bool]:
         """How many of these heads, from index `first` on, come before every other candidate, and whether the plan may
         go on after them. Nearly always all do: then they are not compared one by one."""
         unread, worst = self._unread(None)[0], self._worst_rank
@@ -360,11 +259,11 @@ class LeasePlan:
                 return index, True
             if worst is not None and (priority, since) > worst:
                 return index, True  # an older candidate of its priority may still be good enough: the next step finds out
-            if position > unread and not self._may_go(_before(position), None):
+            if position > unread and not self._may_go(before(position), None):
                 return index, False
         return len(heads), True
 
-    def _find_stray_line(self, heads: "list[Head]") -> bool:
+    def _find_stray_line(self, heads: list[Head]) -> bool:
         """Collect the items of the first of these lines whose slot moved away; whether there is one."""
         for (_, _, key), line in heads:
             if self._moved_slots is not None and self._moved_slots.is_stray_key(key):
@@ -373,7 +272,7 @@ class LeasePlan:
                 return True
         return False
 
-    def _take_singles(self, lane: int, heads: "list[Head]") -> None:
+    def _take_singles(self, lane: int, heads: list[Head]) -> None:
         """Take the first item of each of these lines."""
         starts = [entry[1] for entry, _ in heads]
         keys = [entry[2] for entry, _ in heads]
@@ -381,7 +280,7 @@ class LeasePlan:
         self.line_takes += map(LineTake, keys, repeat(lane), starts, [start + 1 for start in starts])
         self._took(from_offsets(starts))
 
-    def _may_go(self, bound: "Order", own_lane: int | None) -> bool:
+    def _may_go(self, bound: Order, own_lane: int | None) -> bool:
         """Whether all keyed items before `bound` in other lanes have been read; if not, read some of them now."""
         if bound <= self._unread(own_lane):
             return True
@@ -662,15 +561,15 @@ class LeasePlan:
                     self.strays.append(offset)
         return bool(self.strays)
 
-    def _unread(self, own_lane: int | None) -> "Order":
+    def _unread(self, own_lane: int | None) -> Order:
         """The place of the first keyed items that a lane other than `own_lane` may have unread."""
         found = self._first_unread.get(own_lane)
         if found is None:
             firsts = [self.state.lanes.first_keyed(lane) for lane in self._walks if lane != own_lane]
-            found = self._first_unread[own_lane] = min((extent.order for extent in firsts if extent is not None), default=_before(ENDLESS))
+            found = self._first_unread[own_lane] = min((extent.order for extent in firsts if extent is not None), default=before(ENDLESS))
         return found
 
-    def _read_ahead(self, bound: "Order", own_lane: int | None) -> None:
+    def _read_ahead(self, bound: Order, own_lane: int | None) -> None:
         """Pass over the keyed items of other lanes that stand before `bound`, into their lines. Nothing is taken."""
         lanes = self.state.lanes.lanes
         walks = [Walk(lane, (extent for extent in lanes[lane] if extent.tag & KEYED)) for lane in self._walks if lane != own_lane]
