@@ -61,6 +61,16 @@ class CommitTracker(PartitionSet):
     def is_dead_queue(self) -> bool:
         return self.transfer_step.is_dead_queue
 
+    @property
+    def all_in_io(self) -> bool:
+        """Whether every partition is in I/O, and none is slow or to be taken back, so that a turn could do nothing."""
+        return (
+            bool(self.handles_in_io)
+            and len(self.handles_in_io) == len(self.handles)
+            and not self.io_finished
+            and all(handle.is_worth_waiting_for for handle in list(self.handles_in_io.values()))
+        )
+
     # -- I/O -----------------------------------------------------------------------------------------
 
     def _commit(self) -> None:
@@ -105,11 +115,11 @@ class CommitTracker(PartitionSet):
         pending, in_io = self.uncommitted_answers, self.handles_in_io
         while pending:
             request, result = pending[0]
-            rests_on = {number for number in _rests_on(request, result) if number in in_io} if in_io else None
+            rests_on = {number: in_io[number] for number in _rests_on(request, result) if number in in_io} if in_io else None
             if rests_on:
                 waiting = PendingAnswer(request, result, rests_on, self._expires(request))
-                for number in rests_on:
-                    self.handles_in_io[number].pending_answers.append(waiting)
+                for handle in rests_on.values():
+                    handle.pending_answers.append(waiting)
                 self._waits_for_commit[id(waiting)] = waiting
             else:
                 self._answer(request, result, NONE_FAILED)
@@ -133,7 +143,7 @@ class CommitTracker(PartitionSet):
             self._last_io_end = self.now
             while handle.pending_answers:
                 waiting = handle.pending_answers[0]
-                waiting.rests_on.discard(handle.number)
+                waiting.rests_on.pop(handle.number, None)
                 if handle.io_error is not None:
                     waiting.failed[handle.number] = handle.io_error
                 if not waiting.rests_on:
@@ -187,8 +197,7 @@ class CommitTracker(PartitionSet):
         for waiting in [*self._waits_for_commit.values()]:
             if waiting.expires and waiting.expires <= self.now and not waiting.request.done:
                 del self._waits_for_commit[id(waiting)]
-                for number in waiting.rests_on:
-                    handle = self.handles_in_io[number]
+                for number, handle in waiting.rests_on.items():
                     handle.pending_answers.remove(waiting)
                     waiting.failed[number] = _no_answer_error(handle)
                     if isinstance(waiting.request, requests.LeaseRequest):

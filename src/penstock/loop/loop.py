@@ -420,7 +420,8 @@ class Loop:
         """Take a partition back whose I/O is over, and have the next turn run if there is one to run."""
         engine = self.engine
         by_caller = handle.waiting_thread != 0
-        engine.io_finished.append(handle)
+        if not engine.note_io_over(handle) and not self._pending and self._ending is None:
+            return  # a caller that sends a request from now on runs a turn, which takes it back
         with self._turning:
             if engine.io_finished:
                 engine.finish_io(engine.clock.read().elapsed)
@@ -524,7 +525,9 @@ class Loop:
     def check_not_in_call(self) -> None:
         """QueueBusy when this thread is in the middle of a call: closing would wait for it for ever."""
         me = threading.get_ident()
-        if self._has_turn() or any(handle.waiting_thread == me for handle in list(self.engine.handles_in_io.values())):
+        if self._has_turn() or any(
+            handle.waiting_thread == me and not handle.io_is_over for handle in list(self.engine.handles_in_io.values())
+        ):
             raise QueueBusy(
                 "closed in the middle of a call of this thread (from a signal handler?); let the handler raise an exception, "
                 "for example by sys.exit, and close the broker where that arrives"

@@ -54,14 +54,18 @@ class PendingAnswer:
 
     __slots__ = ("expires", "failed", "request", "rests_on", "result")
 
-    def __init__(self, request: Request, result: Any, rests_on: set[int], expires: int) -> None:
+    def __init__(self, request: Request, result: Any, rests_on: "dict[int, PartitionHandle]", expires: int) -> None:
         self.request = request
         self.result = result
         self.rests_on = rests_on
-        """Numbers of the partitions that are still in I/O."""
+        """The partitions that are still in I/O, by number."""
         self.failed: dict[int, PenstockError] = {}
         self.expires = expires
         """When it is answered although some are in I/O; 0 is never."""
+
+    def waits_for_others(self, handle: "PartitionHandle") -> bool:
+        """Whether it waits for the I/O of another partition, which is not over. Any thread may ask."""
+        return any(not other.io_is_over for other in reversed([*self.rests_on.values()]) if other is not handle)
 
 
 class PartitionHandle:
@@ -90,6 +94,10 @@ class PartitionHandle:
         """When `_slow_timers_at` must be computed again."""
         self.io_began_at = 0
         """When a thread began its I/O; 0 while it waits for a thread. Set from any thread."""
+        self.io_is_over = False
+        """Whether its I/O is over and the next turn takes it back. Set from any thread."""
+        self.io_ended_at = 0
+        """When its sync was over; 0 before, and for a job. Set from any thread."""
         self.slow = False
         """Whether it has been in I/O for long, or was when its last I/O ended."""
         self.avoid_until = 0
@@ -268,7 +276,8 @@ class PartitionHandle:
         self.job = job
         self.io_error = None
         self.slow = False
-        self.io_began_at = 0
+        self.io_began_at = self.io_ended_at = 0
+        self.io_is_over = False
         self.wanted = False
         self.io_since = self._clock.read().elapsed
         self._unclaimed = [True]
@@ -312,11 +321,21 @@ class PartitionHandle:
         """End its commit after the sync of its log, in the thread that did it; an error is kept in `io_error`."""
         assert self.partition is not None
         if self.log.waits_for_disk:
-            self.tally.sync_durations.add(self._clock.read().elapsed - self.io_began_at)
+            self.io_ended_at = self._clock.read().elapsed
+            self.tally.sync_durations.add(self.io_ended_at - self.io_began_at)
         try:
             self.partition.end_commit(failure)
         except PenstockError as error:
             self.io_error = error
+
+    @property
+    def answers_wait_for_others(self) -> bool:
+        """Whether answers wait for its I/O, and each of them also for that of another partition, which is not over.
+
+        Any thread may ask: the interpreter makes each copy in one step.
+        """
+        answers = [*self.pending_answers]
+        return bool(answers) and all(waiting.waits_for_others(self) for waiting in answers)
 
     def set_recovery_job(self) -> None:
         """Set the job that finishes its I/O after the thread that did it was interrupted."""
@@ -326,7 +345,7 @@ class PartitionHandle:
         """End its I/O in a turn: update its state, and give the error of the I/O."""
         self.waiting_thread = 0
         self.in_io = False
-        took = now - (self.io_began_at or self.io_since)
+        took = (self.io_ended_at or now) - (self.io_began_at or self.io_since)
         self.avoid_until = now + AVOID_FOR if self.job is None and took > PROMPT else 0
         self.slow = self.slow or took >= SLOW_AFTER
         self.recovered = self.slow or self.error is not None

@@ -160,15 +160,6 @@ class PartitionSet:
         """Whether a partition is in I/O and not slow."""
         return any(handle.is_worth_waiting_for for handle in self.handles_in_io.values())
 
-    @property
-    def all_in_io(self) -> bool:
-        """Whether every partition is in I/O and none is slow, so that a turn could do nothing."""
-        return (
-            bool(self.handles_in_io)
-            and len(self.handles_in_io) == len(self.handles)
-            and all(handle.is_worth_waiting_for for handle in list(self.handles_in_io.values()))
-        )
-
     def maybe_ready(self) -> list[PartitionHandle]:
         """Partitions that had ready items at the end of the last turn or were used since, by number."""
         if len(self.handles) == 1:

@@ -138,6 +138,22 @@ class QueueEngine(CommitTracker):
                 found = self._without_produces(found)
         return found
 
+    def note_io_over(self, handle: PartitionHandle) -> bool:
+        """Note in any thread that the I/O of a partition is over; whether it must be taken back at once.
+
+        It may wait when nobody but answers wait for it, and each of them for another sync, too: the last of these takes
+        all of them back. So a turn of 64 partitions ends once, not 64 times. A turn that runs before takes it back.
+        """
+        handle.io_is_over = True
+        self.io_finished.append(handle)
+        return not (
+            handle.job is None
+            and handle.io_error is None
+            and not (self.deferred or self.lease_step.waiting or self.produce_step.waiting or self.waiting_for_items)
+            and not self.resize_step.in_progress
+            and handle.answers_wait_for_others
+        )
+
     def finish_io(self, now: int) -> None:
         """Take back partitions whose I/O is over and answer waiting requests; deferred ones run in the next turn."""
         self.now = now
