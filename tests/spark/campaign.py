@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import penstock
@@ -56,7 +57,7 @@ KEYS = 20
 ROWS_PER_FILE = 40
 FILE_SECONDS = 0.3
 """A file of rows is written so often, while less than MOST_WAITING rows are on their way."""
-MOST_WAITING = 3_000
+MOST_WAITING = 2_000
 KILLS_PER_RESIZE = 6
 WIDTHS = (1, 2, 3, 4, 6)
 TIMEOUTS = (5, 60)
@@ -171,7 +172,7 @@ class SparkCampaign:
 
     def _feed(self) -> None:
         """Write a file of rows if it is time to."""
-        if time.monotonic() < self._next_file or len(self.source) - self._count(CONSUME) > MOST_WAITING:
+        if time.monotonic() < self._next_file or len(self.source) - min(self._count(READ), self._count(CONSUME)) > MOST_WAITING:
             return
         self._next_file = time.monotonic() + FILE_SECONDS
         rows = []
@@ -192,6 +193,9 @@ class SparkCampaign:
             if path.name not in counted and not path.suffix:
                 counted[path.name] = path.read_bytes().count(b"\n")
         return sum(counted.values())
+
+    def _has_all(self, direction: str) -> bool:
+        return self._count(direction) >= len(self.source)
 
     def _batches(self, direction: str) -> int:
         path = self.folder / f"progress {direction}"
@@ -243,7 +247,7 @@ class SparkCampaign:
         Best while the stream that reads has a backlog: it must not mix it up with what comes after the resize.
         """
         end = time.monotonic() + BACKLOG_SECONDS
-        while len(self.source) - self._count(READ) < 2 * ITEMS_PER_BATCH and time.monotonic() < end:
+        while len(self.source) - self._count(READ) < ITEMS_PER_BATCH and time.monotonic() < end:
             self._keep_owners()
             self._feed()
             time.sleep(POLL_SECONDS)
@@ -259,7 +263,7 @@ class SparkCampaign:
         """Wait until all rows are in both sinks, and end the processes."""
         self._next_file = float("inf")
         for direction in (CONSUME, READ):
-            self._wait_for(f"the last rows of {direction}", lambda at=direction: len(self.sink(at)) >= len(self.source), PROGRESS_SECONDS)  # type: ignore[misc]
+            self._wait_for(f"the last rows of {direction}", partial(self._has_all, direction), PROGRESS_SECONDS)
         with penstock.open(self.folder / "data", own=False, wait=30) as broker:
             left = broker.queue(QUEUE).stats
             self._wait_for("the completion of the last items", lambda: not left().ready and not left().leased, PROGRESS_SECONDS)
@@ -282,7 +286,7 @@ class SparkCampaign:
         """The problems of the campaign."""
         with penstock.open(self.folder / "data", exclusive=True) as broker:
             items = {item.id: Row(str(item.key), int(item.payload)) for item in broker.queue(QUEUE).cursor("check")}
-        history = StreamRun(str(self.folder / "data"), QUEUE, table="events")
+        history = StreamRun(str(self.folder / "data"), QUEUE, table="events", columns="event,id")
         history.all()
         completed = [items[row["id"]] for row in history.rows if row["event"] == "completed" and row["id"] in items]
         places = {"the queue": [*items.values()], "completed": completed, READ: self.sink(READ), CONSUME: self.sink(CONSUME)}

@@ -24,7 +24,7 @@ from tests.spark.process_kill import enable_kill
 
 QUEUE = "orders"
 ROW = "key string, payload string, seq long"
-ITEMS_PER_BATCH = 200
+ITEMS_PER_BATCH = 400
 """Of the stream that reads: few, so that it has a backlog when the queue is resized."""
 POLL_SECONDS = 0.05
 
