@@ -24,6 +24,7 @@ from penstock.spark.staging import StagedWriteClient
 from penstock.spark.writer import BatchWriter, StreamWriter
 from penstock.words.errors import InvalidRequest
 from tests.spark.failing_writers import inbox
+from tests.spark.waiting import wait_until
 
 SCHEMA = T.StructType().add("key", T.StringType()).add("payload", T.StringType())
 
@@ -66,7 +67,15 @@ def batch_of(numbers: range | list[int]) -> pa.RecordBatch:
     return pa.record_batch({"key": [f"k{number % 5}" for number in numbers], "payload": [str(number) for number in numbers]})
 
 
-def payloads(broker: Broker) -> list[int]:
+def adopt(broker: str) -> None:
+    """Open the broker until it has adopted all that was published."""
+    with penstock.open(broker):
+        wait_until(lambda: not inbox(broker))
+
+
+def payloads(broker: Broker, path: str) -> list[int]:
+    """The items of the queue, when all that was published is adopted."""
+    wait_until(lambda: not inbox(path))
     return sorted(int(item.payload) for item in broker.queue("orders").cursor("check").read(10_000))
 
 
@@ -81,13 +90,13 @@ def test_a_repeated_batch_adds_nothing_whatever_its_order_and_tasks(
     for number in range(3):
         stream.write(number, range(100 * number, 100 * number + 60), range(100 * number + 60, 100 * number + 100))
     if adopted:
-        penstock.open(orders).close()
+        adopt(orders)
     shuffled = [*range(200, 300)]
     random.Random(7).shuffle(shuffled)
     stream.write(2, shuffled[:10], shuffled[10:])
     stream.write(0, range(100))  # a checkpoint from long ago whose batches are planned in the same way
     with penstock.open(orders) as broker:
-        assert payloads(broker) == [*range(300)]
+        assert payloads(broker, orders) == [*range(300)]
     assert inbox(orders) == [] and caplog.records == []
 
 
@@ -97,7 +106,7 @@ def test_a_restored_checkpoint_that_plans_other_batches_is_refused(orders: str, 
     for number in range(6):
         stream.write(number, range(100 * number, 100 * (number + 1)))
     if adopted:
-        penstock.open(orders).close()
+        adopt(orders)
     waiting = len(inbox(orders))
     with pytest.raises(InvalidRequest, match="batch 3 of this stream was published with 100 rows and now has 250; it would add nothing"):
         stream.write(3, range(300, 550))
@@ -110,7 +119,7 @@ def test_a_restored_checkpoint_that_plans_other_batches_is_refused(orders: str, 
     assert len(inbox(orders)) == waiting, "nothing is left of them"
     stream.write(6, range(600, 700))
     with penstock.open(orders) as broker:
-        assert payloads(broker) == [*range(700)]
+        assert payloads(broker, orders) == [*range(700)]
 
 
 def test_the_last_batch_may_have_other_values_in_as_many_rows(
@@ -122,7 +131,7 @@ def test_the_last_batch_may_have_other_values_in_as_many_rows(
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "batch 0 of this stream was published with 100 rows and now has other ones; it adds nothing"
     ]
-    assert payloads(owner) == [*range(100)]
+    assert payloads(owner, orders) == [*range(100)]
 
 
 def test_batches_that_differ_can_be_skipped(
@@ -133,7 +142,7 @@ def test_batches_that_differ_can_be_skipped(
         stream.write(number, range(100 * number, 100 * (number + 1)))
     stream.write(1, range(100, 350))
     assert "batch 1 of this stream was published with 100 rows and now has 250; it adds nothing" in caplog.text
-    assert payloads(owner) == [*range(300)]
+    assert payloads(owner, orders) == [*range(300)]
 
 
 def test_an_earlier_batch_that_is_not_known_any_more_is_refused(owner: Broker, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +155,7 @@ def test_an_earlier_batch_that_is_not_known_any_more_is_refused(owner: Broker, o
         InvalidRequest, match="batch 1 of this stream has 10 rows, and batches up to 3 were published, this one too long ago"
     ):
         stream.write(1, range(10, 20))
-    assert payloads(owner) == [*range(40)]
+    assert payloads(owner, orders) == [*range(40)]
 
 
 def test_a_stream_that_an_earlier_version_wrote_continues(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,14 +165,14 @@ def test_a_stream_that_an_earlier_version_wrote_continues(orders: str, monkeypat
         write = client.new_write_name()
         files = client.stage(write, destination, SortOrder(), iter([batch_of([number])]), "0", prepared=False)
         client.publish(write, destination, SortOrder(), "stream-query", number, files)
-    penstock.open(orders).close()
+    adopt(orders)
     stream = StreamOfBatches(orders, monkeypatch)
     stream.write(1, [2])
     with pytest.raises(InvalidRequest, match="batch 0 of this stream has 1 rows, and batches up to 1 were published"):
         stream.write(0, [1])
     stream.write(2, [3])
     with penstock.open(orders) as broker:
-        assert payloads(broker) == [1, 2, 3]
+        assert payloads(broker, orders) == [1, 2, 3]
 
 
 def test_an_empty_batch_is_no_batch(owner: Broker, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +183,7 @@ def test_an_empty_batch_is_no_batch(owner: Broker, orders: str, monkeypatch: pyt
     stream.write(2, range(10, 20))
     with pytest.raises(InvalidRequest, match="too long ago or without rows"):
         stream.write(1, range(20, 30))
-    assert payloads(owner) == [*range(20)] and inbox(orders) == []
+    assert payloads(owner, orders) == [*range(20)] and inbox(orders) == []
 
 
 def test_the_checksum_depends_on_every_column_and_not_on_the_order() -> None:
@@ -233,9 +242,9 @@ def test_a_version_at_or_below_the_last_one_adds_nothing(orders: str, adopted: b
     for application, version, number in written:
         write_version(orders, application, version, number)
         if adopted:
-            penstock.open(orders).close()
+            adopt(orders)
     with penstock.open(orders) as broker:
-        assert payloads(broker) == [1, 3, 6, 7]
+        assert payloads(broker, orders) == [1, 3, 6, 7]
         remembered = broker.queue("orders").home.call(FindImports(queue=broker.queue("orders").incarnation, prefix=""))
         assert remembered == {"txn:other": 4, "txn:app": 7}, "one number for each application"
     assert inbox(orders) == []

@@ -13,11 +13,11 @@ from pyspark.sql.types import BinaryType, NullType, StringType
 
 from penstock.rules.routing import SLOT_MASK
 from penstock.rules.slots import SlotMap
+from penstock.spark.active_session import activate
 from penstock.spark.broker_access import parse_broker
 from penstock.spark.options import WRITE, parse_options, require_directories
 from penstock.spark.sort_order import SortOrder, order_terms
 from penstock.spark.staging import StagedWriteClient
-from penstock.spark.threads import activate
 from penstock.spark.writer import check_columns
 from penstock.words.errors import InvalidRequest
 

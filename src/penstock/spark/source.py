@@ -58,7 +58,7 @@ def register(spark: SparkSession) -> None:
 
     InvalidRequest if the session's tasks run a Python that cannot import penstock.
     """
-    from penstock.spark.threads import activate_in_writers, activated
+    from penstock.spark.active_session import activate_in_writers, activated
     from penstock.spark.worker_python import check_worker_python
 
     check_worker_python(spark)
