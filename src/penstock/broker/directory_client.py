@@ -4,15 +4,14 @@ Owns: `DirectoryClient`, the home of Spark's driver and tasks. It answers querie
 and publishes a staged write by a rename, which the owner adopts later; neither needs an owner. Every other operation is
 sent to the owner through its socket. The connection is made at the first such operation.
 It never becomes the owner: Spark starts and kills such processes as it likes. If this process has the directory open
-itself (broker/shared.py), that broker is used for changes.
+itself (broker/shared.py), that broker is used for changes. What only changes need is imported at the first one: most of
+Spark's processes make none, and start sooner.
 """
 
 import threading
 from typing import Any
 
-from penstock.broker.inbox import publish_write
 from penstock.broker.live_snapshot import LiveSnapshot
-from penstock.broker.shared import SharedBroker, join_shared
 from penstock.logs.backends import Files, Target, open_read_only
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
@@ -40,6 +39,8 @@ class DirectoryClient:
     def call(self, operation: Operation[A], /) -> A:
         """BrokerClosed when it is a change, and no process has the directory open."""
         if isinstance(operation, PublishWrite):
+            from penstock.broker.inbox import publish_write
+
             self._check_open()
             published: A = publish_write(self._store.inbox, operation)  # type: ignore[assignment]
             return published
@@ -83,6 +84,8 @@ class DirectoryClient:
         with self._opening:
             self._check_open()
             if self._owner is None:
+                from penstock.broker.shared import SharedBroker, join_shared
+
                 self._owner = join_shared(self._target) or SharedBroker(self._target, own=False, wait=self._timeout)
             return self._owner
 

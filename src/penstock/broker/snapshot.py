@@ -14,9 +14,6 @@ from types import TracebackType
 from typing import Any
 
 from penstock.broker import trace
-from penstock.broker.inbox import find_imports, find_published, write_state
-from penstock.broker.queries import QUERY_HANDLERS, list_queues
-from penstock.broker.streams import read_grant
 from penstock.logs.backends import Files, LockHolder, Target, open_read_only
 from penstock.logs.log import Gap, ReadableLog
 from penstock.logs.store import CATALOG, ReadStore, Staging
@@ -162,6 +159,8 @@ class Snapshot:
         if own is not None and not (isinstance(operation, ExplainItem) and not operation.follow):
             found: A = own(self, operation)
             return found
+        from penstock.broker.queries import QUERY_HANDLERS
+
         if kind in QUERY_HANDLERS:
             answer: A = QUERY_HANDLERS[kind](self._queue(operation.queue), operation)
             return answer
@@ -292,16 +291,42 @@ def _gone() -> QueueNotFound:
     return QueueNotFound("the queue was deleted (and perhaps created again since); find it by name")
 
 
+# The modules imported below import the engine that changes queues; a process that only reads logs starts sooner without
+
+
+def _list_queues(snapshot: Snapshot, operation: ListQueues) -> list[QueueDescription]:
+    from penstock.broker.queries import list_queues
+
+    return list_queues(snapshot._catalog, operation)
+
+
+def _ask_inbox(snapshot: Snapshot, operation: FindWrite | FindPublished | FindImports) -> Any:
+    from penstock.broker import inbox
+
+    handlers: dict[type[Any], Callable[..., Any]] = {
+        FindWrite: inbox.write_state,
+        FindPublished: inbox.find_published,
+        FindImports: inbox.find_imports,
+    }
+    return handlers[type(operation)](snapshot._store.inbox, snapshot.entry, operation)
+
+
+def _read_grant(snapshot: Snapshot, operation: ReadGrant) -> Any:
+    from penstock.broker.streams import read_grant
+
+    return read_grant(snapshot._store.inbox, operation)
+
+
 _SNAPSHOT_HANDLERS: dict[type[Operation[Any]], Callable[[Snapshot, Any], Any]] = {
     DescribeOwner: lambda snapshot, operation: describe_holder(snapshot._store.owner()),
     FindQueue: Snapshot._find,
-    ListQueues: lambda snapshot, operation: list_queues(snapshot._catalog, operation),
+    ListQueues: _list_queues,
     ReadSlotMap: lambda snapshot, operation: snapshot.entry(operation.queue).map.pack(),
     ExplainItem: trace.explain,
     ReadHistory: Snapshot._history,
-    FindWrite: lambda snapshot, operation: write_state(snapshot._store.inbox, snapshot.entry, operation),
-    FindPublished: lambda snapshot, operation: find_published(snapshot._store.inbox, snapshot.entry, operation),
-    FindImports: lambda snapshot, operation: find_imports(snapshot._store.inbox, snapshot.entry, operation),
-    ReadGrant: lambda snapshot, operation: read_grant(snapshot._store.inbox, operation),
+    FindWrite: _ask_inbox,
+    FindPublished: _ask_inbox,
+    FindImports: _ask_inbox,
+    ReadGrant: _read_grant,
     AwaitItems: Snapshot._await,
 }
