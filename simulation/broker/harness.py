@@ -273,7 +273,6 @@ class BrokerHarness(SimulatedMachine):
         for loop in self.broker.loops():
             if loop.engine.incarnation == queue:
                 self._see_awaited(loop)
-                self.model.priorities.interrupted(loop.engine.incarnation)
                 loop.turn()
 
     def loops_due(self) -> list[Loop]:

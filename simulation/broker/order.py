@@ -210,17 +210,12 @@ class PriorityOrder:
         self._sought: set[int] = set()
         """Queues with a seek: sought items are before older ones, and at another priority."""
         self._rebooted = False
-        self._interrupted: set[int] = set()
         self.judging = True
         """False while answers of an ended process are checked: the items that were ready then are not known."""
 
     def rebooted(self) -> None:
         """After a reboot the ages of items are not known: how long the machine was off is taken from its wall clock."""
         self._rebooted = True
-
-    def interrupted(self, incarnation: int) -> None:
-        """After an interrupt the next turn returns what was leased for nobody, unseen: it may be ready since now."""
-        self._interrupted.add(incarnation)
 
     def look(self, now: int, seeking: set[int]) -> None:
         """Record the ready items after a turn."""
@@ -235,13 +230,11 @@ class PriorityOrder:
                 if copy.state is ItemState.READY:
                     self._waiting[item] = self._ready_since(self._before.get(item), copy.place, now)
         self._rebooted = False
-        self._interrupted.clear()
 
     def _ready_since(self, known: ReadySince | None, place: CopyPlace, now: int) -> ReadySince:
-        unsure = self._rebooted or place.incarnation in self._interrupted
-        if known is not None and known.place == place and not unsure:
+        if known is not None and known.place == place and not self._rebooted:
             return known
-        seen = place[:2] in self._leasable_before and not unsure  # else it may have become ready unseen
+        seen = place[:2] in self._leasable_before and not self._rebooted  # else it may have become ready unseen
         return ReadySince(place, now if seen else -ENDLESS, now)
 
     def check(self, held: TrackedLease, now: int) -> None:
