@@ -238,6 +238,9 @@ def test_write_takes_its_options_as_keywords(orders: str, monkeypatch: pytest.Mo
     write(FakeDataFrame("payload string"), orders, "orders", write_id="monday", adopt_timeout=2.5)  # type: ignore[arg-type]
     options = seen.write.format.return_value.mode.return_value.options.call_args.kwargs
     assert options == {"broker": orders, "queue": "orders", "writeId": "monday", "adoptTimeout": "2.5"}
+    write(FakeDataFrame("payload string"), orders, "orders", txn_app_id="app", txn_version=0)  # type: ignore[arg-type]
+    options = seen.write.format.return_value.mode.return_value.options.call_args.kwargs
+    assert options == {"broker": orders, "queue": "orders", "txnAppId": "app", "txnVersion": "0"}
 
 
 # -- through Spark --------------------------------------------------------------------------------------

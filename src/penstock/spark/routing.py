@@ -94,7 +94,7 @@ def write(
     if order.columns:
         pairs = zip(order.columns, order.directions, strict=True)
         rows = rows.sortWithinPartitions(*(F.col(name).desc() if way == "descending" else F.col(name).asc() for name, way in pairs))
-    activate(df.sparkSession)
+    activate(rows.sparkSession)
     rows.write.format("penstock").mode("append").options(**options).save()
 
 
