@@ -114,7 +114,7 @@ def test_a_table_of_the_catalog(spark: SparkSession, broker_dir: str, queue: Que
         with pytest.raises(PySparkException, match="the option broker is missing"):
             spark.sql("INSERT INTO kept (key, payload) VALUES (X'61', X'62')")
         for change in ("DELETE FROM kept WHERE id = '0-1'", "UPDATE kept SET payload = X'00'", "TRUNCATE TABLE kept"):
-            with pytest.raises(PySparkException, match="not support|UNSUPPORTED"):
+            with pytest.raises(PySparkException, match=r"not support|UNSUPPORTED"):
                 spark.sql(change)
     finally:
         spark.sql("DROP TABLE kept")
