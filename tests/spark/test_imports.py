@@ -1,4 +1,4 @@
-"""What Spark's Python processes import: they are started for every query, so that imports are a large part of its start."""
+"""What Spark's Python processes import: they are started for queries, so that imports are a large part of the start."""
 
 import subprocess
 import sys

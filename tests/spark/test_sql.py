@@ -111,8 +111,11 @@ def test_a_table_of_the_catalog(spark: SparkSession, broker_dir: str, queue: Que
         stream = spark.readStream.table("kept").writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
         stream.trigger(availableNow=True).start(str(tmp_path / "lake")).awaitTermination()
         assert spark.read.parquet(str(tmp_path / "lake")).count() == 121
-        with pytest.raises(PySparkException):
+        with pytest.raises(PySparkException, match="the option broker is missing"):
             spark.sql("INSERT INTO kept (key, payload) VALUES (X'61', X'62')")
+        for change in ("DELETE FROM kept WHERE id = '0-1'", "UPDATE kept SET payload = X'00'", "TRUNCATE TABLE kept"):
+            with pytest.raises(PySparkException, match=r"not support|UNSUPPORTED"):
+                spark.sql(change)
     finally:
         spark.sql("DROP TABLE kept")
     assert queue.stats().produced == 121
