@@ -141,7 +141,7 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadMaxRows
 
-    from penstock.broker import directory_client
+    from penstock.broker import shared
     from penstock.broker.embedded import EmbeddedBroker
     from penstock.operations import CreateQueue
     from penstock.spark import broker_access, consuming_reader, staging
@@ -151,7 +151,7 @@ def in_spark(folder: str) -> Iterator[tuple[str, Recorder]]:
     owner = EmbeddedBroker.open(folder, threaded=False)
     owner.call(CreateQueue(name="orders"))
     opened_here = SimpleNamespace(call=owner.call, submit=owner.submit, close=lambda: None)
-    vars(directory_client)["join_shared"] = lambda target: opened_here
+    vars(shared)["join_shared"] = lambda target: opened_here
     writes, order = staging.StagedWriteClient(broker_access.parse_broker(folder)), SortOrder.parse("")
     destination = writes.find("orders")
     rows = pa.record_batch({"payload": [b"a", b"b"], "key": [b"k", b"l"]})
