@@ -113,6 +113,19 @@ def test_sought_keys_are_in_order_also_with_what_still_waits(partition: Partitio
     assert partition.drain() == ["a1", "a2", "a4"]
 
 
+def test_sought_items_without_a_key_are_leased_together_before_keys_that_still_wait(partition: PartitionUnderTest) -> None:
+    partition.produce("x", "y", "a1", "b1", "a2", "b2", keys=[None, None, "a", "b", "a", "b"])
+    partition.complete(partition.lease().lease)  # a2 and b2 wait in lines, which are free now
+    partition.seek(0)
+    first = partition.lease()  # it stops at a1, which goes to the front of its line first
+    assert partition.texts(first) == ["x", "y"]
+    partition.complete(first.lease, [0])
+    partition.complete(first.lease, [1])
+    assert partition.drain() == ["a1", "b1", "a2", "b2"]
+    partition.produce("z")
+    assert partition.drain() == ["z"]
+
+
 def test_sought_items_begin_anew_without_attempts_or_ttl(partition: PartitionUnderTest) -> None:
     partition.produce("a", ttl=5)
     partition.retry(partition.lease().lease)

@@ -427,6 +427,7 @@ class LeasePlan:
         if free_lines and (jump := next(jumps, None)) is not None:
             keys = keys[: jump + 1]
             unique = set(keys)
+            busy &= unique  # counted below: with keys that were cut off, items without a key would seem busy too
         busy |= closed & unique
         free = unique - busy
         free.discard(NO_KEY)
