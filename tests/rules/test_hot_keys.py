@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.rules.keys import BULK, GROUPED, KeyLines
@@ -88,13 +88,17 @@ def check_heads(keys: KeyLines) -> None:
     keys=st.lists(st.sampled_from("abcd"), min_size=1, max_size=60),
     leases=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 8), st.booleans()), max_size=20),
 )
+@example(keys=list("ccbdc"), leases=[(2, 1, False), (6, 4, True)])
 def test_units_are_consecutive_items_of_their_keys(keys: list[str], leases: list[tuple[int, int, bool]]) -> None:
+    """`per_key` is the most items of a key: a unit that begins with items that earlier leases passed over may end where
+    these stopped reading."""
     partition = PartitionUnderTest(MemoryPartitionBackend())
     partition.produce(*keys, keys=keys)
     lines: dict[str, list[int]] = defaultdict(list)
     for offset, key in enumerate(keys):
         lines[key].append(offset)
     held: dict[int, set[str]] = {}
+    read = 0  # earlier leases have read at least the items before this offset
     for want, per_key, release in leases:
         if release and held:
             partition.complete(lease := min(held))
@@ -107,9 +111,12 @@ def test_units_are_consecutive_items_of_their_keys(keys: list[str], leases: list
             assert not any(key in others for others in held.values()), f"{key} is held by another lease"
             assert unit == lines[key][: len(unit)] and len(unit) <= per_key
             del lines[key][: len(unit)]
-        if granted.count < want:  # then nothing that may be taken is left
-            free = [key for key, line in lines.items() if line and not any(key in others for others in held.values())]
-            assert all(len(taken[key]) == per_key for key in free)
+        if granted.count < want:  # then every free key has its unit
+            for key, line in lines.items():
+                if line and not any(key in others for others in held.values()):
+                    assert taken[key], f"{key} is free, but no item of it was leased"
+                    assert len(taken[key]) == per_key or taken[key][0] < read <= line[0], f"the unit of {key} is too short"
+        read = len(keys) if granted.count < want else max([read, *(offset + 1 for offset in offsets(granted.runs))])
         if granted.lease:
             held[granted.lease] = set(taken)
 
