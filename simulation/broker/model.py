@@ -23,7 +23,7 @@ from penstock.words.errors import InvalidRequest, OutcomeUnknown, PenstockError,
 from penstock.words.ids import locate
 from penstock.words.limits import IMMEDIATE
 from penstock.words.origin import Origin
-from simulation.broker.inventory import ItemCopies
+from simulation.broker.inventory import ItemCopies, ItemCopy
 from simulation.broker.items import CopyPlace, TrackedItem
 from simulation.broker.leases import LeaseModel, SharedModelState
 from simulation.broker.sent_requests import SentLease, SentProduce, SentRequest, SentSettle, SentWatch
@@ -375,7 +375,7 @@ class BrokerModel(SharedModelState):
     def _bring_back(self) -> None:
         """Items found ready after a seek are no longer resolved; their position in the order is not known."""
         for item, found in self.inventory.found.items() if self.seeking else ():
-            if item.resolved and any(copy.place.incarnation in self.seeking for copy in (*found.live, *found.moving)):
+            if item.resolved and any(copy.place.incarnation in self.seeking for copy in _brought_back(item, found)):
                 item.resolved, item.completed_by = False, None
                 item.at = item.not_before = item.attempt = 0  # ready at once, also if it was scheduled before
                 item.forget_order()
@@ -533,6 +533,16 @@ def _latest(item: TrackedItem, found: ItemCopies) -> CopyPlace:
     """The last place of an item among those where it is found."""
     there = {copy.place for copy in found.copies()}
     return next(place for place in reversed(item.places) if place in there)
+
+
+def _brought_back(item: TrackedItem, found: ItemCopies) -> list[ItemCopy]:
+    """The copies of a resolved item that show that a seek made it ready again.
+
+    Copies that are moving show it only if the item is also unresolved at its last place. Else it was resolved where it
+    arrived, and its former partition does not know that yet; a seek there brings back no transferred item.
+    """
+    unresolved = [*found.live, *found.moving]
+    return unresolved if any(copy.place == item.places[-1] for copy in unresolved) else found.live
 
 
 def _answered_by(sent: SentRequest, loop: Loop) -> int:

@@ -157,7 +157,7 @@ def a_redriven_item_does_not_return_to_its_position(patch: Patch) -> None:
     patch.setattr(produce, "_find_replaced", lambda state, command, batch, base: None)
 
 
-@bug(60)
+@bug(160)
 def clear_does_not_release_keys_parked_for_transferred_items(patch: Patch) -> None:
     def decide(state: State, command: commands.Clear, now: Moment, peek: BlockSource) -> Any:
         found, answer = admin.decide_clear(state, command, now, peek)
