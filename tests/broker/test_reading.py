@@ -1,7 +1,11 @@
 """What is answered is what was produced, however much of it is at hand."""
 
 import random
+from string import ascii_letters
 
+import pytest
+
+from penstock.loop import lease
 from penstock.loop.requests import ProduceRequest
 from penstock.operations import ListItems
 from tests.broker.broker_under_test import BrokerUnderTest, batch_of
@@ -66,3 +70,20 @@ def test_large_and_small_items_read_in_any_order(broker: BrokerUnderTest) -> Non
         served += [text.partition(":")[0] for text in held.texts]
         held.complete()
     assert served == list(made)
+
+
+@pytest.mark.parametrize("partitions", [1, 6])
+def test_the_bytes_of_a_lease_are_limited_over_all_partitions(
+    broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """No log is larger than the limit when there are six, but all together are."""
+    monkeypatch.setattr(lease, "MAX_BATCH_BYTES", 100_000)
+    queue = broker.create(partitions=partitions)
+    payloads = ["".join(random.Random(number).choices(ascii_letters, k=1_000)) for number in range(240)]
+    for payload in payloads:
+        queue.produce(payload)
+    found = queue.lease(1_000).texts
+    assert 50 <= len(found) <= 140
+    while more := queue.lease(1_000).texts:
+        found += more
+    assert sorted(found) == sorted(payloads)

@@ -293,6 +293,21 @@ def test_a_lease_without_a_wait_finds_what_others_have_when_its_partition_become
     assert queue.lease(5).texts == ["there"], "the item returned"
 
 
+def test_an_item_leased_for_nobody_returns_when_its_partition_was_not_slow(hanging: QueueWithSlowPartition) -> None:
+    """The thread that syncs began late: the request's time was over first, and then the sync came in time."""
+    queue, broker = hanging.queue, hanging.broker
+    queue.produce("there", key=hanging.key)
+    hanging.hangs = True
+    asked = queue.submit(LeaseRequest(1, deadline=broker.deadline(0)))
+    queue.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
+    broker.turn()
+    hanging.handle.io_began_at += SECOND
+    broker.advance_in_steps(1)
+    assert hanging.handle.undelivered_leases and not hanging.handle.slow
+    hanging.answer()
+    assert asked.leased.texts == ["there"]
+
+
 def test_a_lease_without_a_wait_fails_when_its_only_partition_becomes_slow() -> None:
     broker = BrokerUnderTest(SimulatedStorage())
     queue = broker.create(partitions=1)

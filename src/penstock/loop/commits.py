@@ -154,7 +154,7 @@ class CommitTracker(PartitionSet):
             if handle.closed:
                 self.closed[handle.number] = handle
             failed = failed or handle.io_error is not None
-            if handle.recovered:
+            if handle.recovered or handle.undelivered_leases:
                 self._recovered.append(handle)
                 self.wants_turn = True
             if handle.was_opened and handle.is_usable:  # timers that expired while it was closed run before a lease

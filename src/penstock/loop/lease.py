@@ -28,7 +28,6 @@ from penstock.rules import commands
 from penstock.rules.commands import AskAgain, LeaseAnswer, StraysFound
 from penstock.rules.fences import ENDLESS
 from penstock.rules.lanes import Rank, best_rank
-from penstock.rules.lease import validate_lease
 from penstock.words.clock import SECOND
 from penstock.words.errors import LeaseLost, OutcomeUnknown, PenstockError, QueueFull, QueueHeld
 from penstock.words.limits import MAX_BATCH_BYTES
@@ -191,6 +190,9 @@ class OnlySource:
         self.changed = False
         self._left_out = False
 
+    def __iter__(self) -> "Iterator[OnlySource]":
+        yield self
+
     def best(self) -> "OnlySource | None":
         return None if self._left_out else self
 
@@ -246,8 +248,7 @@ class LeaseStep:
             )
 
     def run(self, request: requests.LeaseRequest) -> None:
-        """Let a request wait for items, unless it is invalid or repeats one that was answered."""
-        validate_lease(self._command(request, request.want))  # once: the commands for partitions differ in less
+        """Let a request wait for items, unless it may not lease or repeats one that was answered."""
         if self.holder:
             self.check_consumer_right(request.consumer)
         if request.may_be_known and (known := self._repeated(request)) is not None:
@@ -377,10 +378,10 @@ class LeaseStep:
     ) -> list[tuple[PartitionHandle, LeaseAnswer]]:
         """Lease up to `want` items, the best first; partitions without (more) items are left out of later rounds."""
         parts: list[tuple[PartitionHandle, LeaseAnswer]] = []
-        many, room = want > MANY, MAX_BATCH_BYTES
+        may_be_large, room = want > MANY and _log_bytes(sources) > MAX_BATCH_BYTES, MAX_BATCH_BYTES
         while want > 0 and (source := sources.best()) is not None:
             handle = source.handle
-            each = self._mean_bytes(handle) if many else 0
+            each = self._mean_bytes(handle) if may_be_large else 0
             if parts and room < each:
                 break
             until = sources.until()
@@ -395,11 +396,10 @@ class LeaseStep:
         return parts
 
     def _mean_bytes(self, handle: PartitionHandle) -> int:
-        """About how many bytes an item of this partition takes; 0 if all its items together fit into an answer."""
+        """About how many bytes an item of this partition takes."""
         with suppress(PenstockError):  # the commit reports the error
             partition = handle.usable_partition
-            if partition.size_bytes > MAX_BATCH_BYTES:
-                return mean_bytes(partition.log.segments(), partition.state)
+            return mean_bytes(partition.log.segments(), partition.state)
         return 0
 
     def _lease(self, handle: PartitionHandle, request: requests.LeaseRequest, want: int, until: Rank | None) -> LeaseAnswer | None:
@@ -426,6 +426,11 @@ class LeaseStep:
     def _command(self, request: requests.LeaseRequest, want: int, part: int = 0, until: Rank | None = None) -> commands.AcquireLease:
         """The command for a partition, which remembers several leases of one call as its parts."""
         return commands.AcquireLease(want, request.consumer, request.timeout, request.per_key, request.calls, None, until, part, True)
+
+
+def _log_bytes(sources: "SourcesByRank | OnlySource") -> int:
+    """The size of the logs of all these partitions."""
+    return sum([source.handle.partition.size_bytes for source in sources if source.handle.partition is not None])
 
 
 def _fitting(want: int, room: int, each: int) -> int:

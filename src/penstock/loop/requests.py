@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from penstock.loop.item_cache import LeasedItems
 from penstock.rules.calls import CallName, batch_content, fingerprint
-from penstock.rules.commands import Call, LeaseAnswer, Settled, Stored
+from penstock.rules.commands import AcquireLease, Call, LeaseAnswer, Settled, Stored
+from penstock.rules.lease import validate_lease
 from penstock.rules.routing import digest, with_key_ids
 from penstock.words.batch import Batch, validate
 from penstock.words.errors import BrokerClosed, InvalidRequest, OutcomeUnknown, PenstockError, QueueBusy, Refused
@@ -238,6 +239,10 @@ class LeaseRequest(Request):
         self.timeout = timeout
         self.per_key = per_key
         self.request = request
+
+    def check(self) -> None:
+        super().check()
+        validate_lease(AcquireLease(self.want, self.consumer, self.timeout, self.per_key, self.calls))
 
     def fingerprint(self) -> bytes:
         # A grant to a stream may be repeated with another number of items.
