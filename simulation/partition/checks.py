@@ -17,6 +17,7 @@ from penstock.rules import base, machine
 from penstock.rules.events import EventReplay, EventRuns
 from penstock.rules.item_states import TRANSITIONS, ItemState, Transition
 from penstock.rules.records import Record
+from penstock.rules.routing import NO_KEY
 from penstock.rules.runs import offsets
 from penstock.rules.state import Counts, State
 from penstock.words.batch import Batch
@@ -95,7 +96,8 @@ def check_transitions(kind: str, before: Sequence[ItemState], after: Sequence[It
 
 
 def check_counts(state: State, states: Sequence[ItemState]) -> None:
-    """The state's counters, and its set of parked keys, equal a recount."""
+    """The state's counters, and its set of parked keys, equal a recount; items without a key are in no key line."""
+    assert NO_KEY not in state.keys.by_key, "items without a key wait for each other"
     recount = tuple([states.count(one) for one in COUNTED])
     assert state.counts == recount, f"{state.counts}, but counted one by one {Counts(*recount)}"
     parked = {key for key, line in state.keys.lines() if line.parked}
