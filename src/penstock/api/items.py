@@ -416,12 +416,11 @@ def items_of(
     usual_attempts: int = 1,
 ) -> list[Item]:
     """The items of a batch, which have these offsets. Those that `attempts` lacks have `usual_attempts`."""
-    if not attempts:
-        return [Item(source, partition, offset, batch, index, produced_at, usual_attempts) for index, offset in enumerate(offsets)]
-    known = attempts.get
-    return [
-        Item(source, partition, offset, batch, index, produced_at, known(offset, usual_attempts)) for index, offset in enumerate(offsets)
-    ]
+    counts: Iterable[int] = repeat(usual_attempts)
+    if attempts:
+        known = attempts.get
+        counts = [known(offset, usual_attempts) for offset in offsets]
+    return [*map(Item, repeat(source), repeat(partition), offsets, repeat(batch), range(len(offsets)), repeat(produced_at), counts)]
 
 
 def _shown(payload: object) -> str:

@@ -414,11 +414,11 @@ class Dispatcher:
 
     def settle(self, context: Context, outcomes: Sequence[Outcome]) -> None:
         """Pass the outcomes of an ended call to the settlers of its items."""
-        ended: list[tuple[LeasedItem, Outcome, list[Item]]] = []
+        ended: list[tuple[LeasedItem, Outcome, Sequence[Item]]] = []
         failed: dict[tuple[WorkerLease, bytes], list[Item]] = {}
         """(lease, key) → the later items of the unit, of units with a failed item."""
         for pair, outcome in zip(context.lease_data, outcomes, strict=True):
-            later: list[Item] = []
+            later: Sequence[Item] = ()
             key = pair[1].key_bytes if pair[0].has_units else None
             if key is not None:
                 if (pair[0], key) in failed:  # the queue returns it together with the failed one
@@ -426,7 +426,7 @@ class Dispatcher:
                     self._buffer.handler_ended(pair)
                     continue
                 if outcome.name != "completed":
-                    failed[pair[0], key] = later
+                    later = failed[pair[0], key] = []
             if outcome is COMPLETED and context.follow_ups:
                 outcome = _with_follow_ups(pair[0], context.follow_ups)
             self._buffer.handler_ended(pair)
