@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -21,7 +25,7 @@ from penstock.errors import InvalidRequest, QueueBusy, QueueNotFound, StorageFai
 from penstock.spark.jobs import archive as job
 from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.archive import ArchiveResult, archive
-from tests.spark.stream_runs import fill, resolve, small_segments
+from tests.spark.stream_runs import StreamRun, fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 
@@ -192,11 +196,40 @@ def test_an_archive_begins_at_what_it_holds(spark: SparkSession, broker_dir: str
         assert shared == [10, 10]
 
 
-def test_where_a_run_without_a_checkpoint_begins() -> None:
+def test_where_a_run_without_a_checkpoint_begins(lake: str) -> None:
     known = manifests.ArchiveManifest("items", "orders", "0" * 16)
-    assert job._starting_offsets(known) == "earliest"  # and not at a cursor
+    assert job._starting_offsets(known, lake) == "earliest"  # and not at a cursor
     files = [manifests.ArchivedFile("x", 1, 3, [manifests.PartitionRange(0, 5, 7, 3)])]
-    assert json.loads(job._starting_offsets(known.with_batch(manifests.ArchivedBatch("b", "now", files)))) == {"0": 8}
+    assert json.loads(job._starting_offsets(known.with_batch(manifests.ArchivedBatch("b", "now", files)), lake)) == {"0": 8}
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_an_archive_of_events_continues_within_a_frame(broker_dir: str, lake: str, batches: int, earlier: bool) -> None:
+    """Its manifest alone says where; also one of an earlier version, which does not count the last rows."""
+    with penstock.open(broker_dir) as broker:
+        queue = broker.create_queue("orders", partitions=2)
+        fill(queue, 100)
+        resolve(queue, 3)
+        fill(queue, 20, 100)
+    stream = StreamRun(broker_dir, table="events", maxItemsPerTrigger=50)
+    known = manifests.ArchiveManifest("events", "orders", stream.at["incarnation"])
+    Path(lake).mkdir()
+    for number in range(batches):
+        before = len(stream.rows)
+        assert stream.batch() > 0
+        path = f"{lake}/part-{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(stream.rows[before:]).select(["partition", "sequence"]), path)
+        known = known.with_batch(manifests.ArchivedBatch(str(number), "now", manifests.describe_files([path], lake, "sequence")))
+    if earlier:
+        known = msgspec.json.decode(re.sub(rb',"last_rows":\d+', b"", msgspec.json.encode(known)), type=manifests.ArchiveManifest)
+    assert known.rows == len(stream.rows)
+    rest = StreamRun(broker_dir, table="events", startingOffsets=job._starting_offsets(known, lake))
+    rest.all()
+    everything = StreamRun(broker_dir, table="events")
+    everything.all()
+    events = Counter((row["event"], row["id"]) for row in everything.rows)
+    assert Counter((row["event"], row["id"]) for row in stream.rows + rest.rows) == events
 
 
 def test_each_archive_has_a_cursor_of_its_own(broker_dir: str, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from penstock.spark.jobs import manifest as manifests
 from penstock.spark.jobs.manifest import ArchivedBatch, ArchiveManifest
 from penstock.spark.jobs.progress import Progress, translate_spark_errors
 from penstock.spark.options import MAX_NUMBER
+from penstock.spark.positions import StreamPosition, last_restore
 from penstock.spark.queue_tables import QueueTables
 from penstock.spark.source import register
 from penstock.words.errors import InvalidRequest, PenstockError, QueueBusy
@@ -129,7 +130,8 @@ def archive(
     cursor = "" if table != "items" else location.cursor if cursor is None else cursor
     roots = parse_broker(broker)
     with QueueTables.open(roots) as tables:
-        bounds = tables.published(tables.find(queue))
+        found = tables.find(queue)
+        bounds = tables.published(found)
     opened = open_broker(roots, OPEN_SECONDS) if cursor else nullcontext()  # somebody must move the cursor
     with opened, _locked(location), translate_spark_errors("archiving"):
         before = manifests.read(location.manifest)
@@ -141,7 +143,7 @@ def archive(
             options |= {"includeHeaders": "true", **({"cursor": cursor} if cursor else {})}
         if max_items_per_batch is not None:
             options["maxItemsPerTrigger"] = str(max_items_per_batch)
-        options["startingOffsets"] = _starting_offsets(before)
+        options["startingOffsets"] = _starting_offsets(before, os.path.dirname(location.data), last_restore(found))
         done = _progress_reporter(
             progress, before, {partition: one.end if table == "items" else one.sequence + 1 for partition, one in bounds.items()}
         )
@@ -193,9 +195,16 @@ def check_arguments(
         return _location(path, table, tables.find(queue))
 
 
-def _starting_offsets(known: ArchiveManifest) -> str:
-    """Where a stream without a checkpoint begins: after the archived rows, not at a cursor."""
-    return json.dumps({str(partition): last + 1 for partition, last in known.last_numbers().items()}) if known.batches else "earliest"
+def _starting_offsets(known: ArchiveManifest, root: str, restored: int = 0) -> str:
+    """Where a stream without a checkpoint begins: after the archived rows, not at a cursor. A run of events may have
+    ended within a frame. root: the table's folder; restored: when the queue was last restored from a backup."""
+    if not known.batches:
+        return "earliest"
+    lasts = known.last_numbers()
+    if known.table == "items":
+        return json.dumps({str(partition): last + 1 for partition, last in lasts.items()})
+    position = StreamPosition(int(known.incarnation, 16), known.table, lasts, restored=restored, rows=known.last_rows(root))
+    return json.dumps(position.to_offset())
 
 
 def _require_consistent(location: _Location, checkpoint: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.logs.files.filesystem import SystemFiles, read_file, replace_file, storage_failed
@@ -25,6 +26,8 @@ class PartitionRange(msgspec.Struct, frozen=True):
     first: int
     last: int
     rows: int
+    last_rows: int = 0
+    """How many rows have the number `last`: a frame holds any number of events. 0: from an earlier version."""
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
@@ -72,6 +75,16 @@ class ArchiveManifest(msgspec.Struct, frozen=True):
                     found[part.partition] = max(part.last, found.get(part.partition, -1))
         return found
 
+    def last_rows(self, root: str) -> dict[int, int]:
+        """How many archived rows of each partition have its last number. root: the table's folder."""
+        lasts = self.last_numbers()
+        found = dict.fromkeys(lasts, 0)
+        for file in (file for batch in self.batches for file in batch.files):
+            for part in file.ranges:
+                if part.last == lasts[part.partition]:
+                    found[part.partition] += part.last_rows or _count_last(f"{root}/{file.path}", part)
+        return found
+
     def with_batch(self, batch: ArchivedBatch) -> "ArchiveManifest":
         """This manifest with a batch added; replaces a batch of the same name."""
         kept = [one for one in self.batches if one.name != batch.name]
@@ -110,11 +123,24 @@ def describe_files(paths: Sequence[str], root: str, number: str) -> list[Archive
     return [_describe(path, root, number) for path in paths]
 
 
+def _count_last(path: str, part: PartitionRange) -> int:
+    """How many rows of a file of events have the last sequence of a range; none if the file was removed."""
+    if part.first == part.last:
+        return part.rows
+    if not os.path.exists(path):
+        return 0
+    wanted = [("partition", "==", part.partition), ("sequence", "==", part.last)]
+    return int(pq.read_table(path, columns=["sequence"], partitioning=None, filters=wanted).num_rows)
+
+
 def _describe(path: str, root: str, number: str) -> ArchivedFile:
     table = pq.read_table(path, columns=["partition", number], partitioning=None)
     grouped = table.group_by("partition").aggregate([(number, "min"), (number, "max"), (number, "count")]).sort_by("partition")
     names = ("partition", f"{number}_min", f"{number}_max", f"{number}_count")
-    ranges = [PartitionRange(*row) for row in zip(*(grouped.column(name).to_pylist() for name in names), strict=True)]
+    ranges = []
+    for partition, first, last, rows in zip(*(grouped.column(name).to_pylist() for name in names), strict=True):
+        last_rows = table.filter((pc.field("partition") == partition) & (pc.field(number) == last)).num_rows
+        ranges.append(PartitionRange(partition, first, last, rows, last_rows))
     return ArchivedFile(os.path.relpath(path, root), os.path.getsize(path), table.num_rows, ranges)
 
 
