@@ -158,6 +158,51 @@ def test_a_queue_that_leaves_the_list_keeps_its_place(broker_dir: str, broker: B
     assert last.found() == {"refunds": 4}
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_queue_that_left_the_list_may_be_deleted(broker_dir: str, broker: Broker, orders: Queue, refunds: Queue, again: bool) -> None:
+    broker.create_queue("third")
+    fill(refunds, 3)
+    first = SeveralRun(broker_dir, queue="orders,refunds")
+    first.found()
+    broker.delete_queue("refunds")
+    if again:
+        broker.create_queue("refunds")
+    fill(orders, 4)
+    second = SeveralRun(broker_dir, start=first.at, queue="orders,third")
+    assert second.found() == {"orders": 4}
+    assert second.at["queues"]["refunds"] == first.at["queues"]["refunds"]
+    pattern = SeveralRun(broker_dir, start=first.at, queuePattern="or.*")
+    assert pattern.found() == {"orders": 4}
+    if again:
+        returned = SeveralRun(broker_dir, start=second.at, queue="orders,refunds")
+        with pytest.raises(QueueNotFound, match="queue 'refunds' was deleted since this stream began"):
+            returned.batch()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_queue_that_is_deleted_after_a_batch_was_planned(
+    broker_dir: str, broker: Broker, orders: Queue, refunds: Queue, again: bool
+) -> None:
+    fill(orders, 4)
+    fill(refunds, 4)
+    stream = SeveralRun(broker_dir, queuePattern=".*", failOnDataLoss=False)
+    before, planned = stream.at, stream.reader.latestOffset(stream.at, stream.reader.getDefaultReadLimit())
+    broker.delete_queue("refunds")
+    if again:
+        broker.create_queue("refunds")
+    report = stream.reader.reportLatestOffset()
+    assert "orders" in report["queues"] and report["backlog"] == 0
+    repeated = SeveralRun(broker_dir, start=before, queuePattern=".*", failOnDataLoss=False)
+    for run in (stream, repeated):
+        assert Counter(row["queue"] for row in run.between(before, planned)) == {"orders": 4}
+    repeated.at = planned
+    fill(orders, 2, 4)
+    assert repeated.found() == {"orders": 2}
+    for strict in ({"queuePattern": ".*"}, {"queue": "orders,refunds", "failOnDataLoss": False}):
+        with pytest.raises(QueueNotFound, match="queue 'refunds' was deleted since this stream began"):
+            SeveralRun(broker_dir, start=before, **strict).between(before, planned)
+
+
 def test_an_available_now_run_reads_what_there_was(broker_dir: str, broker: Broker, orders: Queue, refunds: Queue) -> None:
     fill(orders, 10)
     stream = SeveralRun(broker_dir, queuePattern=".*", maxItemsPerTrigger=4)

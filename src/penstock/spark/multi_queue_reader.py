@@ -5,14 +5,15 @@ offset has the offset of each queue:
     {"queues": {"orders": {"incarnation": "5f0c…", …}, "refunds": {…}}}
 A queue that is new to the stream joins with a micro-batch that has none of its rows, only its first position; so that
 position is in the checkpoint before anything is read. A queue that the options no longer name keeps its position, and
-nothing of it is read. A queue that was deleted is an error, unless there is a pattern and failOnDataLoss is false: then
-the stream goes on without it.
+nothing of it is read; it may be deleted. Another queue that was deleted is an error, unless there is a pattern and
+failOnDataLoss is false: then the stream goes on without it.
 Everything but `read` runs on the driver, in one process, one call at a time.
 """
 
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -114,25 +115,33 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return isinstance(limit, ReadMinRows) or not delay_is_over(self._options, self._planned_at, self._clock)
 
     def _without_deleted(self, at: dict[str, dict[str, Any]], found: Mapping[str, QueueDescription]) -> dict[str, dict[str, Any]]:
-        """The positions in the queues that exist. An error if one was deleted, unless the stream may do without it."""
+        """The positions in the queues that exist or are not read. An error if another one was deleted, unless the stream
+        may do without it."""
         kept = {}
         for name, offset in at.items():
-            queue = found.get(name) or self._opened.find_or_none(name)
-            if queue is not None and offset[INCARNATION] == f"{queue.incarnation:016x}":
+            if not self._is_wanted(name) or (name in found and offset[INCARNATION] == f"{found[name].incarnation:016x}"):
                 kept[name] = offset
-                continue
-            if self._options.fail_on_data_loss or not self._options.queue_pattern:
-                raise QueueNotFound(
-                    f"queue {name!r} was deleted since this stream began; start with a new checkpointLocation"
-                    + (", or set failOnDataLoss=false to continue without it" if self._options.queue_pattern else "")
-                )
-            _log.warning("queue %r was deleted; the stream goes on without what was not read of it", name)
-            self._close_reader(name)
+            else:
+                self._leave_out(name)
         return kept
 
+    def _leave_out(self, name: str) -> None:
+        """Go on without a queue that was deleted. An error if the stream may not do without it."""
+        if self._options.fail_on_data_loss or (self._is_wanted(name) and not self._options.queue_pattern):
+            raise QueueNotFound(
+                f"queue {name!r} was deleted since this stream began; start with a new checkpointLocation"
+                + (", or set failOnDataLoss=false to continue without it" if self._options.queue_pattern else "")
+            )
+        _log.warning("queue %r was deleted; the stream goes on without what was not read of it", name)
+        self._close_reader(name)
+
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of the queues, with how much the last micro-batch leaves unread, and since when."""
-        found = {name: self._reader(name).reportLatestOffset() or {} for name in self._planned}
+        """The ends of the queues, with how much the last micro-batch leaves unread, and since when. A queue that was
+        deleted meanwhile has none; the next micro-batch decides what becomes of the stream."""
+        found = {}
+        for name in self._planned:
+            with suppress(QueueNotFound):
+                found[name] = self._reader(name).reportLatestOffset() or {}
         backlog = sum(one.get(BACKLOG, 0) for one in found.values())
         return {QUEUES: found, BACKLOG: backlog, LAG: max((one.get(LAG, 0.0) for one in found.values()), default=0.0)}
 
@@ -143,8 +152,12 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, tasks = parse_positions(start), []
         for name, last in parse_positions(end).items():
             first = before.get(name)
-            if first is not None and first != last and first[INCARNATION] == last[INCARNATION]:
+            if first is None or first == last or first[INCARNATION] != last[INCARNATION]:
+                continue
+            try:
                 tasks += [QueueTask(name, task) for task in self._reader(name).partitions(first, last)]
+            except QueueNotFound:  # deleted after the micro-batch was planned
+                self._leave_out(name)
         return tasks
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -182,8 +195,12 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The queues that the options name, as they are published now."""
         if not self._options.queue_pattern:
             return {name: self._opened.find(name) for name in self._options.queues}
-        wanted = re.compile(self._options.queue_pattern)
-        return {queue.name: queue for queue in self._opened.queues() if wanted.fullmatch(queue.name)}
+        return {queue.name: queue for queue in self._opened.queues() if self._is_wanted(queue.name)}
+
+    def _is_wanted(self, name: str) -> bool:
+        """Whether the options name a queue."""
+        pattern = self._options.queue_pattern
+        return bool(re.fullmatch(pattern, name)) if pattern else name in self._options.queues
 
     def _reader(self, name: str) -> StreamReader:
         if name not in self._readers:

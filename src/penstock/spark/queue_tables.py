@@ -25,7 +25,6 @@ from penstock.spark.generations import Generations
 from penstock.tables import dead, events, items, schemas, state
 from penstock.tables.events import FrameRows
 from penstock.tables.schemas import select_columns
-from penstock.words.errors import QueueNotFound
 from penstock.words.limits import MIB
 
 TASK_BYTES = 128 * MIB
@@ -81,12 +80,6 @@ class QueueTables:
         if self.find(queue.name).marks:  # asked after the map, so that no resize came in between
             return _partitions(queue)
         return sorted({owners[slot(key)] for key in keys})
-
-    def find_or_none(self, queue: str) -> QueueDescription | None:
-        try:
-            return self.find(queue)
-        except QueueNotFound:
-            return None
 
     def refresh(self) -> None:
         """Bring the partitions' state, which `missing` uses, up to what is published now."""
