@@ -36,7 +36,7 @@ class QueueDescription(msgspec.Struct, frozen=True):
     """The restores of the queue from backups, the newest last."""
     marks: dict[int, dict[int, int]] = {}
     """Only if they were asked for: version of the slot map → partition → its next offset when that version took effect,
-    for the last resizes. A partition that took no items then has no mark."""
+    for the last resizes. A partition that took no items then has no mark, except its last one in the oldest version."""
 
 
 def describe_queue(entry: QueueEntry, marks: bool = False) -> QueueDescription:

@@ -486,6 +486,18 @@ def test_old_maps_are_forgotten_but_for_the_last(book: CatalogUnderTest) -> None
     book.check()
 
 
+def test_the_last_mark_of_a_retired_partition_is_kept(book: CatalogUnderTest) -> None:
+    book.create("orders")
+    book.reshape("orders", [0, 1, 2], at=10, marks={0: 1})
+    book.reshape("orders", [0, 1], at=20, marks={0: 2, 1: 3, 2: 4})
+    book.reshape("orders", [0], at=30, marks={0: 5, 1: 6})
+    kept = book.reshape("orders", [0, 3], at=40, keep_since=1_000, marks={0: 7})
+    assert kept.marks == {4: {0: 5, 1: 6, 2: 4}, 5: {0: 7}}
+    later = book.reshape("orders", [0], at=50, keep_since=1_000, marks={0: 8, 3: 9})
+    assert later.marks == {5: {0: 7, 1: 6, 2: 4}, 6: {0: 8, 3: 9}}
+    book.check()
+
+
 def test_a_clock_set_back_makes_a_map_be_kept_too_long_rather_than_lost(book: CatalogUnderTest) -> None:
     book.create("orders")
     book.reshape("orders", [0, 1], at=100)

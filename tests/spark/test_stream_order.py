@@ -2,15 +2,17 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock
 from penstock import Broker, NewItem, Queue
+from penstock.broker import partition_layout
 from penstock.reports import QueueDescription
 from penstock.rules.options import Options
 from penstock.spark.batch_reader import BatchReader
@@ -204,8 +206,8 @@ def test_only_items_have_a_generation() -> None:
         parse_options({"broker": "data", "queue": "orders", "table": "events", "includeGeneration": "true"})
 
 
-def described(marks: dict[int, dict[int, int]]) -> QueueDescription:
-    return QueueDescription("orders", 7, 0, Options(), 1, [0], [], [], marks=marks)
+def described(marks: dict[int, dict[int, int]], retired: Sequence[int] = ()) -> QueueDescription:
+    return QueueDescription("orders", 7, 0, Options(), 1, [0], [*retired], [], marks=marks)
 
 
 def test_resizes_that_are_forgotten_are_one_generation() -> None:
@@ -216,6 +218,33 @@ def test_resizes_that_are_forgotten_are_one_generation() -> None:
     assert known.next_stop({0: 10, 1: 20}, ends) == {0: 15, 1: 20, 2: 5}
     assert known.next_stop({0: 15, 1: 25, 2: 5}, ends) == ends
     assert repr(known) == "Generations(39 to 41)"
+
+
+def test_a_partition_that_was_retired_long_ago_is_read_first(broker_dir: str, queue: KeyedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_layout, "KEPT_MAPS", 2)
+    queue.resize(4)
+    queue.produce()
+    for width in (3, 2, 3, 2, 3, 2):  # partition 3 is retired first
+        queue.resize(width)
+    queue.produce()
+    stream = OrderedRun(broker_dir)
+    stream.all()
+    assert 3 in {row["partition"] for row in stream.rows}
+    check_order(stream.rows, queue.produced)
+    rows = batch_rows(broker_dir)
+    newest = max(row["generation"] for row in rows)
+    assert {row["generation"] < newest for row in rows if row["partition"] == 3} == {True}
+
+
+def test_a_partition_that_was_retired_before_the_known_resizes_is_read_first() -> None:
+    """Catalogs of earlier versions have no mark of it."""
+    known = Generations(described({40: {0: 10}, 41: {0: 15, 2: 5}}, retired=[1, 2]))
+    ends = {0: 30, 1: 30, 2: 5}
+    assert known.next_stop({}, ends) == {0: 10, 1: 30, 2: 0}
+    assert known.next_stop({0: 10, 1: 30}, ends) == {0: 15, 1: 30, 2: 5}
+    assert known.column(1, pa.array([0, 29])).to_pylist() == [39, 39]
+    assert known.column(2, pa.array([0, 4])).to_pylist() == [40, 40]
+    assert Generations(described({}, retired=[1])).next_stop({}, ends) == ends
 
 
 def test_a_log_that_ends_before_a_mark_does_not_hold_a_stream_up() -> None:

@@ -74,7 +74,8 @@ class QueueEntry(msgspec.Struct, frozen=True):
     maps: list[ReplacedMap] = []
     """Earlier maps that may still be needed, oldest first."""
     marks: dict[int, dict[int, int]] = {}
-    """version → partition → its next offset when that version took effect; for this version and those of `maps`."""
+    """version → partition → its next offset when that version took effect; for this version and those of `maps`. The
+    oldest version also has the last marks of partitions that were retired before it."""
     adoptions: int = 0
     """How many adoptions of published writes were begun; each has the next number."""
     adopting: dict[str, int] = {}
@@ -459,9 +460,17 @@ def _partitions_changed(state: CatalogState, record: PartitionsChanged) -> None:
             "active": record.active,
             "next_partition": record.next_partition,
             "maps": [old for old in maps if old.version >= record.kept_from],
-            "marks": {version: each for version, each in marks.items() if version >= record.kept_from},
+            "marks": _kept_marks(marks, record.kept_from),
         }
     state.change(record.incarnation, **changes)
+
+
+def _kept_marks(marks: Mapping[int, Mapping[int, int]], kept_from: int) -> dict[int, dict[int, int]]:
+    """The marks from a version on. The first of them also has what earlier ones had of partitions that it lacks: where
+    partitions end that were retired before."""
+    first = min((version for version in marks if version >= kept_from), default=0)
+    older = {number: offset for version in sorted(marks) if version < first for number, offset in marks[version].items()}
+    return {version: {**(older if version == first else {}), **each} for version, each in marks.items() if version >= kept_from}
 
 
 def _deleted(state: CatalogState, record: Deleted) -> None:

@@ -4,7 +4,8 @@ Owns: `Generations`. Every resize begins a generation, and a generation's number
 first is 1. Within a generation all items of a key are in one partition, so generation and offset give the order of a
 key. The catalog has, for the last 32 resizes or more, the next offset of each partition at that moment (its mark);
 items from before the first known mark count as one generation. A partition without a mark took no items before that
-resize, or kept its slots through it: its generation begins where its last one did.
+resize, or kept its slots through it: its generation begins where its last one did. A retired partition without any mark
+was retired before the first known one, in a catalog of an earlier version: all its items are of the first generation.
 An item that a resize forwards is read where it was produced, so its generation is that of its production.
 """
 
@@ -15,6 +16,9 @@ import pyarrow.compute as pc
 
 from penstock.reports import QueueDescription
 
+END = (1 << 63) - 1
+"""An offset after all items."""
+
 
 class Generations:
     """Where each known generation of a queue begins in each partition."""
@@ -24,7 +28,7 @@ class Generations:
         self._first = min(queue.marks, default=2) - 1
         """The generation of everything before the first known mark."""
         self._starts: list[dict[int, int]] = []
-        before: dict[int, int] = {}
+        before = {number: END for number in queue.retired if not any(number in marks for marks in queue.marks.values())}
         for version in sorted(queue.marks):
             before = before | queue.marks[version]
             self._starts.append(before)

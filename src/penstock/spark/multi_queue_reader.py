@@ -115,8 +115,8 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return isinstance(limit, ReadMinRows) or not delay_is_over(self._options, self._planned_at, self._clock)
 
     def _without_deleted(self, at: dict[str, dict[str, Any]], found: Mapping[str, QueueDescription]) -> dict[str, dict[str, Any]]:
-        """The positions in the queues that exist or are not read. An error if another one was deleted, unless the stream
-        may do without it."""
+        """The positions in the queues that exist, or are not read. An error if another one was deleted, unless the
+        stream may do without it."""
         kept = {}
         for name, offset in at.items():
             if not self._is_wanted(name) or (name in found and offset[INCARNATION] == f"{found[name].incarnation:016x}"):
