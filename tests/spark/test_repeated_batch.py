@@ -218,6 +218,12 @@ def test_the_checksum_depends_on_every_column_and_not_on_the_order() -> None:
     others = {"payload": b"q", "key": "k9", "priority": 9, "at": instant, "ttl": timedelta(days=1), "headers": [("a", b"x")], "kind": "x"}
     changed = [checksum([*rows[:3], {**rows[3], name: value}]) for name, value in others.items()]
     assert len({whole, *changed}) == 1 + len(others)
+    for name in others:  # the same values in every column, but in other rows
+        swapped = [{**rows[0], name: rows[1][name]}, {**rows[1], name: rows[0][name]}, *rows[2:]]
+        assert checksum(swapped) != whole, name
+    half = [{**row, "payload": row["payload"] if row["priority"] else None} for row in rows]
+    assert checksum(half[::-1]) == checksum(half) != whole
+    assert checksum([{}, {}]) == 0
 
 
 # -- applications that number their writes --------------------------------------------------------------

@@ -22,7 +22,7 @@ _log = logging.getLogger("penstock")
 
 
 class ContentSum:
-    """Sums the hashes of all values that pass, by column: the order of the rows does not matter."""
+    """Sums a hash of every row that passes: the order of the rows does not matter."""
 
     def __init__(self) -> None:
         self.checksum = 0
@@ -30,23 +30,38 @@ class ContentSum:
     def passing(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The same batches; each is added when it is asked for."""
         for batch in batches:
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                if name in COLUMNS and len(column) > column.null_count:
-                    weight = xxhash.xxh3_64_intdigest(name.encode()) | 1
-                    self.checksum = (self.checksum + weight * _sum(name, column.drop_null())) & MASK
+            self.checksum = (self.checksum + _sum_rows(batch)) & MASK
             yield batch
 
 
-def _sum(name: str, column: pa.Array) -> int:
-    """The sum of the hashes of the values of a column."""
-    kind = column.type
-    if pa.types.is_nested(kind):  # headers
-        return sum(xxhash.xxh3_64_intdigest(repr(sorted(value)).encode()) for value in column.to_pylist())
+def _sum_rows(batch: pa.RecordBatch) -> int:
+    """The sum of the hashes of the rows. A null counts as no column."""
+    rows = None
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name in COLUMNS and len(column) > column.null_count:
+            weight = pa.scalar(xxhash.xxh3_64_intdigest(name.encode()) | 1, pa.uint64())
+            weighted = pc.multiply(_hashes(name, column), weight)  # without a check: it wraps
+            rows = weighted if rows is None else pc.add(rows, weighted)
+    if rows is None:
+        return 0
+    # Not linear: otherwise two rows that swap their values of one column would give the same sum.
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # the mixing steps of SplitMix64
+        rows = pc.multiply(pc.bit_wise_xor(rows, pc.shift_right(rows, pa.scalar(shift, pa.uint64()))), pa.scalar(factor, pa.uint64()))
+    return int(pc.sum(rows).as_py())
+
+
+def _hashes(name: str, column: pa.Array) -> pa.Array:
+    """A hash of each value of a column; 0 for null."""
+    if pa.types.is_nested(column.type):  # headers
+        texts = (None if value is None else repr(sorted(value)).encode() for value in column.to_pylist())
+        return pa.array([0 if text is None else xxhash.xxh3_64_intdigest(text) for text in texts], pa.uint64())
     if name == "payload":  # mostly different values
-        return sum(map(xxhash.xxh3_64_intdigest, _bytes(column)))
-    counted = pc.value_counts(column)
-    counts = counted.field("counts").to_pylist()
-    return sum(xxhash.xxh3_64_intdigest(value) * count for value, count in zip(_bytes(counted.field("values")), counts, strict=True))
+        found = pa.array(map(xxhash.xxh3_64_intdigest, _bytes(column.drop_null())), pa.uint64())
+        zeros = pa.repeat(pa.scalar(0, pa.uint64()), len(column))
+        return pc.replace_with_mask(zeros, column.is_valid(), found) if column.null_count else found
+    coded = column.dictionary_encode()
+    hashes = pa.array(map(xxhash.xxh3_64_intdigest, _bytes(coded.dictionary)), pa.uint64())
+    return hashes.take(coded.indices).fill_null(0)
 
 
 def _bytes(column: pa.Array) -> list[bytes]:
