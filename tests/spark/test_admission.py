@@ -11,6 +11,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
 import penstock
 from penstock import Broker, NewItem, Queue
+from penstock.spark import stream_reader
 from penstock.spark.batch_reader import BatchReader
 from penstock.spark.options import READ, STREAM, parse_options
 from penstock.spark.positions import end_within_bytes
@@ -100,6 +101,18 @@ def test_a_batch_waits_for_enough_rows_or_for_the_delay(broker_dir: str, queue: 
     assert stream.batch() == -1
     clock.advance(1)
     assert stream.batch() == 2
+
+
+def test_a_batch_holds_what_it_waited_for(broker_dir: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "DEFAULT_BATCH_ITEMS", 5)
+    stream = StreamRun(broker_dir, minOffsetsPerTrigger=10)
+    stream.reader._clock = ManualClock()
+    fill(queue, 1)
+    assert stream.batch() == 1
+    fill(queue, 10, 1)
+    assert stream.batch() == 10, "more than the limit that holds unless one is given"
+    fill(queue, 9, 11)
+    assert stream.batch() == -1
 
 
 def test_nothing_waits_where_it_would_wait_for_ever(broker_dir: str, queue: Queue) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import penstock
 from penstock import Broker, Queue
+from penstock.spark import stream_reader
 from penstock.spark.multi_queue_reader import MultiQueueReader
 from penstock.spark.options import READ, STREAM, WRITE, parse_options
 from penstock.spark.source import selected_schema
@@ -89,6 +91,19 @@ def test_a_stream_waits_for_the_rows_of_all_queues(broker_dir: str, orders: Queu
     assert stream.batch() == -1
     clock.advance(60)
     assert stream.batch() == 1
+
+
+def test_a_batch_of_several_queues_holds_what_it_waited_for(
+    broker_dir: str, orders: Queue, refunds: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_reader, "DEFAULT_BATCH_ITEMS", 5)
+    stream = SeveralRun(broker_dir, queue="orders,refunds", minOffsetsPerTrigger=10)
+    stream.reader._clock = ManualClock()
+    fill(orders, 6)
+    fill(refunds, 6)
+    assert len(stream.between(stream.at, stream.reader.latestOffset(stream.at, ReadMaxRows(4)))) == 4
+    assert stream.batch() == 10
+    assert stream.batch() == -1
 
 
 def test_a_new_queue_of_a_pattern_joins(broker_dir: str, broker: Broker, orders: Queue, refunds: Queue) -> None:

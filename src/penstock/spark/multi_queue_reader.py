@@ -25,7 +25,7 @@ from penstock.reports import QueueDescription
 from penstock.spark.options import QueueStarts, SourceOptions
 from penstock.spark.positions import BACKLOG, INCARNATION, LAG, QUEUES, parse_positions, shares
 from penstock.spark.queue_tables import QUEUE, QueueTables
-from penstock.spark.stream_reader import DEFAULT_BATCH_ITEMS, StreamReader, check_stream_options, delay_is_over
+from penstock.spark.stream_reader import StreamReader, check_stream_options, default_read_limit, delay_is_over
 from penstock.tables.schemas import select_columns
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import QueueNotFound
@@ -66,7 +66,7 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
+        return default_read_limit(self._options)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._run_names = sorted(self._find_all())
@@ -99,7 +99,7 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if least is not None and self._must_wait(limit) and sum(unread.values()) < least:
             return {}
         turn = sum(number for offset in at.values() for number in offset.values() if type(number) is int)
-        parts = shares(unread, enough, turn) if most is not None else unread
+        parts = shares(unread, most, turn) if most is not None else unread
         behind = sum(1 for rows in parts.values() if rows)
         ends = {}
         for index, name in enumerate(names):

@@ -55,7 +55,8 @@ from penstock.words.clock import SECOND, Clock, SystemClock
 from penstock.words.errors import InvalidRequest, QueueNotFound
 
 DEFAULT_BATCH_ITEMS = 1_000_000
-"""Items of a micro-batch, unless maxItemsPerTrigger is given: a long backlog is read in several steps."""
+"""Items of a micro-batch, unless maxItemsPerTrigger or a larger minimum is given: a long backlog is read in several
+steps."""
 CURSOR_SECONDS = 2.0
 """How long a micro-batch waits for the owner to move the stream's cursor."""
 SHOWN_RUNS = 3
@@ -107,7 +108,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial.to_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadMaxRows(self._options.max_items_per_trigger or DEFAULT_BATCH_ITEMS)
+        return default_read_limit(self._options)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. Everything before `start` is in the sink."""
@@ -407,6 +408,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __repr__(self) -> str:
         return f"StreamReader({self._options.queue!r}, {self._options.table})"
+
+
+def default_read_limit(options: SourceOptions) -> ReadLimit:
+    """How many rows a micro-batch has at most; never fewer than it waits for."""
+    return ReadMaxRows(options.max_items_per_trigger or max(DEFAULT_BATCH_ITEMS, options.min_offsets_per_trigger or 0))
 
 
 def delay_is_over(options: SourceOptions, planned_at: int | None, clock: Clock) -> bool:
