@@ -130,9 +130,8 @@ class KillableWriter(StreamWriter):
 class KillableWrite(PenstockSource):
     """Penstock's source, whose stream that writes has the steps.
 
-    Every direction has a source of its own: Spark shares one object among all streams of a registered source, and
-    changes it without a lock when they start. If two start at the same moment, all their tasks may fail with an
-    OptionalDataException.
+    Every direction has a source of its own: when three streams of one registered source started together, we saw all
+    their tasks fail with an OptionalDataException. Probably they share an object that Spark changes when they start.
     """
 
     @classmethod

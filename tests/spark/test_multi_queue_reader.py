@@ -242,6 +242,22 @@ def test_starting_offsets_by_queue_and_pasted(broker_dir: str, orders: Queue, re
     assert SeveralRun(broker_dir, queue="orders,refunds", startingOffsets=json.dumps(latest)).found() == {}
 
 
+def test_a_checkpoint_of_one_queue_is_not_of_several(broker_dir: str, orders: Queue, refunds: Queue) -> None:
+    fill(orders, 5)
+    one, several = StreamRun(broker_dir), SeveralRun(broker_dir, queue="orders,refunds")
+    one.all()
+    several.found()
+    fill(orders, 2, 5)
+    fill(refunds, 2)
+    with pytest.raises(InvalidRequest, match="of a stream of one queue, and several are read; name this queue alone, or start with a new"):
+        SeveralRun(broker_dir, start=one.at, queue="orders,refunds").batch()
+    with pytest.raises(InvalidRequest, match=r"of a stream of several queues \('orders, refunds'\), and queue names one; give its name as"):
+        StreamRun(broker_dir, start=several.at).batch()
+    assert SeveralRun(broker_dir, start=several.at, queuePattern="orders").found() == {"orders": 2}
+    starts = json.dumps({"orders": one.at})
+    assert SeveralRun(broker_dir, queue="orders,refunds", startingOffsets=starts).found() == {"orders": 2, "refunds": 2}
+
+
 def test_each_queue_has_the_cursor(broker_dir: str, orders: Queue, refunds: Queue) -> None:
     fill(orders, 6)
     fill(refunds, 2)

@@ -56,6 +56,11 @@ def _named(numbers: Mapping[int, int], least: int = 0) -> dict[str, int]:
 
 def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
     """Parse what `StreamPosition.to_offset` wrote. InvalidRequest if it is something else."""
+    if isinstance(offset.get(QUEUES), dict):
+        raise InvalidRequest(
+            f"the checkpoint is of a stream of several queues ({', '.join(offset[QUEUES])!r:.200}), and queue names one; give its name as "
+            "queuePattern to continue with it alone, or start with a new checkpointLocation"
+        )
     try:
         given = {name: value for name, value in offset.items() if name not in (BACKLOG, LAG)}
         incarnation, table = int(given.pop(INCARNATION), 16), str(given.pop(TABLE))
@@ -68,6 +73,11 @@ def parse_position(offset: Mapping[str, Any]) -> StreamPosition:
 def parse_positions(offset: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The offset of each queue, of a stream of several queues. InvalidRequest if it is something else."""
     found = offset.get(QUEUES)
+    if INCARNATION in offset:
+        raise InvalidRequest(
+            "the checkpoint is of a stream of one queue, and several are read; name this queue alone, or start with a new "
+            'checkpointLocation, and with startingOffsets={"<its name>": <its last endOffset>} to continue'
+        )
     if not isinstance(found, dict):
         raise _foreign(offset)
     for each in found.values():
@@ -82,7 +92,7 @@ def _numbered(given: Mapping[str, Any]) -> dict[int, int]:
     return found
 
 
-def _foreign(offset: object) -> InvalidRequest:
+def _foreign(offset: Mapping[str, Any]) -> InvalidRequest:
     return InvalidRequest(
         f"{offset!r:.200} is no offset of a Penstock stream; the checkpoint belongs to another source: start with a new checkpointLocation"
     )
