@@ -1,8 +1,9 @@
 """The home of a process that reads the files itself: queries and writes need no owner, changes go to the owner."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -15,10 +16,23 @@ from penstock.broker.shared import SharedBroker
 from penstock.errors import BrokerClosed, BrokerLocked
 from penstock.logs.columns import encode
 from penstock.logs.store import write_name
-from penstock.operations import DescribeOwner, FindQueue, FindWrite, MoveCursor, Operation, PublishWrite, ReadMetrics, ReadStats, TakeGrant
+from penstock.operations import (
+    DescribeOwner,
+    FindImports,
+    FindPublished,
+    FindQueue,
+    FindWrite,
+    MoveCursor,
+    Operation,
+    PublishWrite,
+    ReadMetrics,
+    ReadStats,
+    TakeGrant,
+)
 from penstock.rules.records import Produced
 from penstock.wire import address
 from penstock.words.clock import MILLISECOND, SECOND, Moment
+from penstock.words.sources import WriteContent
 from tests.broker.broker_under_test import batch_of, wait_until
 from tests.broker.owner_process import BrokerProcess
 from tests.conformance.homes import OPTIONS
@@ -41,12 +55,12 @@ def client(directory: str) -> Iterator[DirectoryClient]:
         yield found
 
 
-def publish(client: DirectoryClient, queue: int, *texts: str) -> bool:
+def publish(client: DirectoryClient, queue: int, *texts: str, checksum: int | None = None) -> bool:
     write = write_name(1_000)
     client.staging().begin_write(write)
     writer = client.staging().part_writer(write, "part-0", queue)
     writer.add(encode([Produced(0, batch_of(*texts))], Moment(0, 0)))
-    return client.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[writer.finish()]))
+    return client.call(PublishWrite(queue=queue, write=write, source="job", number=1, parts=[writer.finish()], checksum=checksum))
 
 
 def move(queue: int, to: int) -> MoveCursor:
@@ -90,11 +104,21 @@ def test_a_closed_client_refuses_everything(client: DirectoryClient) -> None:
             client.call(operation)
 
 
-def test_a_write_that_is_adopted_while_it_is_looked_for_is_found(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ask", "found"),
+    [
+        (partial(FindWrite, source="job", number=1), "adopted"),
+        (partial(FindPublished, source="job"), (1, [WriteContent(1, 1, 77)])),
+        (partial(FindImports, prefix="j"), {"job": 1}),
+    ],
+)
+def test_a_write_that_is_adopted_while_it_is_looked_for_is_found(
+    directory: str, monkeypatch: pytest.MonkeyPatch, ask: Callable[..., Operation[Any]], found: object
+) -> None:
     """The catalog is read, then the write is adopted, then the inbox is read."""
     with closing(DirectoryClient(directory)) as client:
         queue = client.call(FindQueue(name="orders")).incarnation
-        publish(client, queue, "a")
+        publish(client, queue, "a", checksum=77)
         snapshot = client._published._snapshot
         assert snapshot is not None
         refresh = snapshot.refresh
@@ -105,7 +129,24 @@ def test_a_write_that_is_adopted_while_it_is_looked_for_is_found(directory: str,
                 monkeypatch.undo()
 
         monkeypatch.setattr(snapshot, "refresh", then_adopted)
-        assert client.call(FindWrite(queue=queue, source="job", number=1)) == "adopted"
+        assert client.call(ask(queue=queue)) == found
+
+
+@pytest.mark.parametrize("checksum", [77, 78, None])
+def test_a_write_that_is_dropped_although_it_holds_something_else_is_reported(
+    directory: str, client: DirectoryClient, caplog: pytest.LogCaptureFixture, checksum: int | None
+) -> None:
+    queue = client.call(FindQueue(name="orders")).incarnation
+    for given in (77, checksum):
+        publish(client, queue, "a", checksum=given)
+        with penstock.open(directory):
+            wait_until(lambda: not [*Path(directory, "inbox").glob("*")])
+    assert client.call(ReadStats(queue=queue)).ready == 5 + 1
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    if checksum == 78:
+        assert len(said) == 1 and "number 1 of 'job' was adopted with 1 other items; write again what is missing" in said[0]
+    else:
+        assert said == []
 
 
 # -- with an owner ---------------------------------------------------------------------------------------

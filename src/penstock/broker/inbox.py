@@ -295,6 +295,7 @@ class InboxProcessor:
         queue = self._broker.entry(write.incarnation)
         manifest = self._manifests[write.label]
         if manifest.number <= queue.adopted.get(manifest.source, 0):
+            _report_difference(write, manifest, queue)
             return
         if write.name in queue.adopting and not self._is_unfinished(write):  # the file was moved away and has come back
             raise CorruptLog(
@@ -410,6 +411,23 @@ def find_published(inbox: Inbox, entry_of: Callable[[int], QueueEntry], asked: F
         if manifest.checksum is not None:
             found[manifest.number] = WriteContent(manifest.number, manifest.items, manifest.checksum)
     return max([queue.adopted.get(asked.source, 0), *(manifest.number for manifest in waiting)]), sorted(found.values())
+
+
+def _report_difference(write: InboxEntry, manifest: WriteManifest, queue: QueueEntry) -> None:
+    """Report a write that is dropped, because its number was adopted, if it holds something else than the adopted one.
+    Streams compare them before they publish, so this is a writer that did not see the other one."""
+    content = WriteContent(manifest.number, manifest.items, manifest.checksum or 0)
+    before = next((one for one in queue.contents.get(manifest.source, ()) if one.number == manifest.number), content)
+    if manifest.checksum is not None and before != content:
+        _log.error(
+            "the write %s of %d items is dropped, because number %d of %r was adopted with %d other items; write again what is missing",
+            write.label,
+            manifest.items,
+            manifest.number,
+            manifest.source,
+            before.items,
+            extra=log_fields(queue=queue.name),
+        )
 
 
 def _waiting_manifests(inbox: Inbox, queue: int) -> Iterator[WriteManifest]:

@@ -15,7 +15,7 @@ from penstock.broker.snapshot import Snapshot
 from penstock.logs.backends import Files, Target, parse_roots
 from penstock.logs.log import ReadableLog
 from penstock.logs.store import Staging
-from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, LeaseDoubt, Operation
+from penstock.operations import A, AnswerCallback, AwaitItems, Cancel, FindImports, FindPublished, LeaseDoubt, Operation
 from penstock.words.clock import Clock, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, broker_closed_error, caused_by_bug
 from penstock.words.threads import InterruptSafePool
@@ -70,10 +70,19 @@ class LiveSnapshot:
         return self.clock.read().elapsed + (operation.wait if isinstance(operation, AwaitItems) else 0)
 
     def _answer(self, operation: Operation[A]) -> A:
-        answer = self._refreshed(operation)
-        if answer == "unknown":  # a write: it may have been adopted between reading the catalog and the inbox
+        answer: Any = self._refreshed(operation)
+        # A write may have been adopted between reading the catalog and the inbox. The second answer has it then; it may
+        # itself lack a write that the first one has.
+        if answer == "unknown":
             answer = self._refreshed(operation)
-        return answer
+        elif isinstance(operation, FindImports):
+            again = self._refreshed(operation)
+            answer = {source: max(answer.get(source, 0), again.get(source, 0)) for source in {**answer, **again}}
+        elif isinstance(operation, FindPublished):
+            (highest, contents), (highest_again, more) = answer, self._refreshed(operation)
+            answer = max(highest, highest_again), sorted({one.number: one for one in [*contents, *more]}.values())
+        found: A = answer
+        return found
 
     def _refreshed(self, operation: Operation[A]) -> A:
         with self._reading:
