@@ -167,6 +167,8 @@ def test_events_and_other_queues_lie_beside(spark: SparkSession, broker_dir: str
             assert archive(spark, broker_dir, name, lake, cursor="").rows == 20
         assert broker.queue("orders").cursors() == {}
         found = archive(spark, broker_dir, "orders", lake, table="events")
+        shutil.rmtree(Path(found.manifest).parent / "checkpoint")
+        assert archive(spark, broker_dir, "orders", lake, table="events").rows == 0
         events = Counter(event.event for id in range(20) for event in broker.queue("orders").history(f"0-{id}"))
     assert Counter(row["event"] for row in archived(lake, "events")) == events and found.rows == events.total()
     assert Counter(row["queue"] for row in archived(lake)) == {"orders": 20, "mails": 20}
