@@ -1,6 +1,7 @@
 """Texts that a load is ordered by: numbers sort as numbers, times as times, and what has no order is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,17 @@ from penstock.errors import InvalidRequest
 from penstock.spark.jobs import order_columns
 from penstock.spark.jobs.load import load
 from penstock.spark.jobs.order_columns import (
+    CLOCK_TIME,
     DATE,
     DECIMAL,
     EXPONENT,
+    FLOAT,
+    LOCAL_NUMBER,
+    LONG_DECIMAL,
     LONG_NUMBER,
+    LONG_WHOLE,
     NESTED,
+    NUMBERS,
     TEXT,
     UNKNOWN_TIME,
     WHOLE,
@@ -28,33 +35,62 @@ from penstock.spark.jobs.order_columns import (
 )
 
 SORTED: dict[int, list[str]] = {
-    WHOLE: ["-10", "-9", "0", " 8 ", "9", "+10", "011", "123456789012345678"],
-    DECIMAL: ["-1.5", "-1.25", ".5", "2", "10.", "10.000000000000000001", "99999999999999999999"],
-    EXPONENT: ["-1e3", "9", "1.5e1", "2E10"],
-    DATE: ["1969-12-31T23:59:59.5", "2026-05-01", "2026-05-01 00:00:00.000001", "2026-05-01T00:00:00.0000011", "2026-05-01T09:00"],
+    WHOLE: ["-10", "-9", "0", " 8 ", "9", "+10", "011"],
+    LONG_WHOLE: ["7", "9007199254740992", "9007199254740993", "123456789012345678"],
+    DECIMAL: ["-1.5", "-1.25", ".5", "2", "10.", "1234567890.1234567"],
+    LONG_DECIMAL: ["2", "10.", "10.000000000000000001", "9007199254740992.25", "9007199254740992.5", "99999999999999999999"],
+    EXPONENT: ["-1e3", "1.5e-17", "9", "1.5e1", "2E10", "9007199254740992", "9.007199254740993e15", "9007199254740994"],
+    FLOAT: ["-1e300", "1e-30", "1.5e1", "20.5", "1e20"],
+    DATE: [
+        "1969-12-31T23:59:59.5",
+        "2026-03-29T02:30",  # in the zone of the test, this hour is left out
+        "2026-03-29T03:10",
+        "2026-05-01",
+        "2026-05-01 00:00:00.000001",
+        "2026-05-01T00:00:00.0000011",
+        "2026-05-01T09:00",
+    ],
     ZONED_TIME: [
         "2026-05-01T09:00:00+02:00",
         "2026-05-01T08:00:00.123456788Z",
         "2026-05-01 08:00:00.123456789 Z",
         "2026-05-01T05:00:00-0400",
     ],
-    TEXT: ["1-2", "10,5", "10a", "9a", "NaN", "a", "true"],
+    TEXT: ["09:05", "1-2", "10:00:30", "10a", "9a", "NaN", "a", "a 1", "true"],
 }
 """Values of each kind, as they sort."""
 REFUSED = {
     LONG_NUMBER: ["123456789012345678901", "1.0000000000000000001"],
     UNKNOWN_TIME: ["31.12.2025", "12/31/25", "2026-02-30", "2026-5-1", "2026-05-01T25:00:00Z", "01/02/2026 10:00"],
+    LOCAL_NUMBER: ["9,5", "1,234.5", "-1.234.567,5", "1 000", "1\u202f000", "1'000", "9%", "9.5 %"],
+    CLOCK_TIME: ["9:05", "9:05:30.5", "100:00", "09:05 PM", "9 a.m."],
     NESTED: ['{"a":1}', "[1]"],
 }
+
+
+def test_every_text_looks_like_its_kind() -> None:
+    """Without Spark: the patterns alone. Whether a time exists and a number is exact, Spark finds out."""
+    checked = {UNKNOWN_TIME: {UNKNOWN_TIME, DATE, ZONED_TIME}, FLOAT: {EXPONENT}, TEXT: {TEXT}, NESTED: {TEXT}}
+    for kind, texts in {**SORTED, **REFUSED}.items():
+        for text in texts:
+            matching = (one for pattern, one in order_columns._KINDS if re.fullmatch(pattern, text.strip(), re.ASCII))
+            found = next(matching, TEXT)
+            lower = bool(kind & NUMBERS and found & NUMBERS and found < kind)
+            assert found in checked.get(kind, {kind}) or lower, text
 
 
 def test_what_texts_are_and_how_they_sort(spark: SparkSession) -> None:
     expected = [(kind, text) for kind, texts in {**SORTED, **REFUSED}.items() for text in texts]
     rows = spark.createDataFrame([(0, None), *expected], "kind int, text string")
-    texts, numbers = F.col("text"), {WHOLE, DECIMAL, EXPONENT}
+    texts, numbers = F.col("text"), {kind for kind in SORTED if kind & NUMBERS}
     as_kind = {f"as_{kind}": F.when(F.col("kind") == kind, sort_column(texts, kind)) for kind in SORTED}
     kinds = {"found": value_kind(texts, json=True), "in_csv": value_kind(texts, json=False)}
-    collected = rows.withColumns({**kinds, **as_kind}).collect()
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        collected = rows.withColumns({**kinds, **as_kind}).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
     assert (collected[0].text, collected[0].found) == (None, None)
     for row in collected[1:]:
         assert row.found == row.kind or (row.kind in numbers and row.found in numbers and row.found < row.kind), row
@@ -71,7 +107,9 @@ def test_what_texts_are_and_how_they_sort(spark: SparkSession) -> None:
         (0, TEXT),
         (WHOLE, WHOLE),
         (WHOLE | DECIMAL, DECIMAL),
-        (WHOLE | EXPONENT, EXPONENT),
+        (WHOLE | LONG_WHOLE, LONG_WHOLE),
+        (WHOLE | LONG_WHOLE | LONG_DECIMAL | EXPONENT, EXPONENT),
+        (WHOLE | DECIMAL | EXPONENT | FLOAT, FLOAT),
         (TEXT, TEXT),
         (DATE, DATE),
         (ZONED_TIME, ZONED_TIME),
@@ -90,6 +128,11 @@ def test_values_of_one_kind_have_an_order(kinds: int, sorted_as: int) -> None:
         (ColumnKinds(WHOLE | LONG_NUMBER, "1", "9" * 21), "several kinds (numbers such as '1', numbers of more than 20 digits"),
         (ColumnKinds(LONG_NUMBER, "9", "9"), "has numbers of more than 20 digits, or 18 after the point ('9'); give a schema"),
         (ColumnKinds(UNKNOWN_TIME, "1.2.26", "1.2.26"), "dates of an unknown format, or that do not exist ('1.2.26'); write them as"),
+        (ColumnKinds(LOCAL_NUMBER, "9,5", "9,5"), "has numbers with commas, spaces or percent signs ('9,5'); write them as 1234.5, or"),
+        (ColumnKinds(CLOCK_TIME, "9:05", "9:05"), "times of day that are not written as 09:05 or 21:05 ('9:05'); write them so, or give"),
+        (ColumnKinds(WHOLE | LOCAL_NUMBER, "9", "9,5"), "(numbers such as '9', numbers with commas, spaces or percent signs such as"),
+        (ColumnKinds(TEXT | CLOCK_TIME, "10:00", "9:05"), "(texts such as '10:00', times of day that are not written as 09:05"),
+        (ColumnKinds(LONG_WHOLE | FLOAT, "1", "1e300"), "very large or small numbers ('1e300') beside numbers of more than 15 digits"),
         (ColumnKinds(NESTED, "[]", "[]"), "has objects or lists ('[]'); order by a column of numbers, texts or times"),
     ],
 )  # fmt: skip
@@ -100,7 +143,9 @@ def test_values_without_a_common_order_are_refused(found: ColumnKinds, said: str
 
 
 def test_every_kind_has_a_name() -> None:
-    assert sum(order_columns.KIND_NAMES) == order_columns.NUMBERS | TEXT | DATE | ZONED_TIME | LONG_NUMBER | UNKNOWN_TIME | NESTED
+    others = TEXT | DATE | ZONED_TIME | LONG_NUMBER | LOCAL_NUMBER | UNKNOWN_TIME | CLOCK_TIME | NESTED
+    assert sum(order_columns.KIND_NAMES) == NUMBERS | others
+    assert sum({*order_columns._TYPES}) == NUMBERS
 
 
 @pytest.mark.parametrize(("format", "order_by"), [("json", "seq"), ("csv", "customer, seq desc")])

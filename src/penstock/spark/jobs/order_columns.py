@@ -15,35 +15,47 @@ from pyspark.sql import functions as F
 
 from penstock.words.errors import InvalidRequest
 
-# Bits, so that the kinds of all values of a column are one number; those of numbers are the lowest.
-WHOLE, DECIMAL, EXPONENT, DATE, ZONED_TIME, TEXT, LONG_NUMBER, UNKNOWN_TIME, NESTED = (1 << bit for bit in range(9))
-NUMBERS = WHOLE | DECIMAL | EXPONENT
+# Bits, so that the kinds of all values of a column are one number. Those of numbers are the lowest: the highest of them
+# says how the column is sorted.
+WHOLE, LONG_WHOLE, DECIMAL, LONG_DECIMAL, EXPONENT, FLOAT = (1 << bit for bit in range(6))
+DATE, ZONED_TIME, TEXT, LONG_NUMBER, LOCAL_NUMBER, UNKNOWN_TIME, CLOCK_TIME, NESTED = (1 << bit for bit in range(6, 14))
+NUMBERS = WHOLE | LONG_WHOLE | DECIMAL | LONG_DECIMAL | EXPONENT | FLOAT
 KIND_NAMES: Mapping[int, str] = {
     NUMBERS: "numbers",
     DATE: "dates and times without a time zone",
     ZONED_TIME: "times with a time zone",
     TEXT: "texts",
     LONG_NUMBER: "numbers of more than 20 digits, or 18 after the point",
+    LOCAL_NUMBER: "numbers with commas, spaces or percent signs",
     UNKNOWN_TIME: "dates of an unknown format, or that do not exist",
+    CLOCK_TIME: "times of day that are not written as 09:05 or 21:05",
     NESTED: "objects or lists",
 }
 _ADVICE = {
     LONG_NUMBER: "give a schema with a type that fits, such as 'decimal(38,0)'",
+    LOCAL_NUMBER: "write them as 1234.5, or give a schema: string sorts them as texts",
     UNKNOWN_TIME: "write them as in ISO 8601 (2026-05-01T12:00:00Z), or give a schema and the option timestampFormat",
+    CLOCK_TIME: "write them so, or give a schema: string sorts them as texts",
     NESTED: "order by a column of numbers, texts or times",
 }
-_TYPES = {WHOLE: "bigint", DECIMAL: "decimal(38,18)", EXPONENT: "double"}
+_EXACT = "decimal(38,18)"
+_TYPES = {WHOLE: "bigint", LONG_WHOLE: "bigint", DECIMAL: _EXACT, LONG_DECIMAL: _EXACT, EXPONENT: _EXACT, FLOAT: "double"}
 
+_DECIMAL = r"[+-]?(\d{1,20}(\.\d{0,18})?|\.\d{1,18})"
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = rf"{_DATE}[T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d{{1,9}})?)?"
 _KINDS = (
-    (r"[+-]?\d{1,18}", WHOLE),
-    (r"[+-]?(\d{1,20}(\.\d{0,18})?|\.\d{1,18})", DECIMAL),
+    (r"[+-]?\d{1,15}", WHOLE),
+    (r"[+-]?\d{16,18}", LONG_WHOLE),
+    (rf"(?=(\D*\d){{18}}|[+-]?\d{{16}}){_DECIMAL}", LONG_DECIMAL),
+    (_DECIMAL, DECIMAL),
     (r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", EXPONENT),
     (r"[+-]?(\d+\.?\d*|\.\d+)", LONG_NUMBER),
     (rf"{_DATE}|{_TIME}", DATE),
     (rf"{_TIME} ?([Zz]|[+-]\d{{2}}(:?\d{{2}})?)", ZONED_TIME),
     (r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ,].*)?", UNKNOWN_TIME),
+    (r"[+-]?\d+([.,'’ \u00a0\u202f]\d+)*[ \u00a0\u202f]?%?", LOCAL_NUMBER),
+    (r"(\d|\d{3,}):\d{2}(:\d{2}([.,]\d+)?)?|\d{1,2}(:\d{2}){0,2} ?[AaPp]\.?[Mm]\.?", CLOCK_TIME),
 )
 
 
@@ -65,9 +77,17 @@ def value_kind(text: Column, json: bool) -> Column:
     trimmed = F.trim(text)
     found = F.when(trimmed.rlike(r"^[\[{]"), F.lit(NESTED)) if json else F.when(F.lit(False), F.lit(NESTED))
     for pattern, kind in _KINDS:
-        bit = F.when(trimmed.try_cast("timestamp").isNull(), UNKNOWN_TIME).otherwise(kind) if kind & (DATE | ZONED_TIME) else F.lit(kind)
-        found = found.when(trimmed.rlike(f"^({pattern})$"), bit)
+        found = found.when(trimmed.rlike(f"^({pattern})$"), _checked(trimmed, kind))
     return F.when(text.isNotNull(), found.otherwise(TEXT))
+
+
+def _checked(text: Column, kind: int) -> Column:
+    """The kind of a text that looks like one of a kind."""
+    if kind & (DATE | ZONED_TIME):
+        return F.when(text.try_cast("timestamp").isNull(), UNKNOWN_TIME).otherwise(kind)
+    if kind == EXPONENT:  # 1e3 is an exact number as well, 1e300 and 1e-30 are not
+        return F.when(text.try_cast(_EXACT).cast("double") == text.try_cast("double"), EXPONENT).otherwise(FLOAT)
+    return F.lit(kind)
 
 
 def sort_type(name: str, found: ColumnKinds) -> int:
@@ -76,6 +96,11 @@ def sort_type(name: str, found: ColumnKinds) -> int:
     for kind, advice in _ADVICE.items():
         if kinds == kind:
             raise InvalidRequest(f"the column {name!r:.100} to order by has {KIND_NAMES[kind]} ({_shown(found.highest)}); {advice}")
+    if kinds == NUMBERS and found.kinds & FLOAT and found.kinds & (LONG_WHOLE | LONG_DECIMAL):
+        raise InvalidRequest(
+            f"the column {name!r:.100} to order by has very large or small numbers ({_shown(found.highest)}) beside numbers of more than "
+            "15 digits, which floating point cannot tell apart; give a schema with a type that fits, such as 'double'"
+        )
     if kinds and kinds not in KIND_NAMES:
         raise InvalidRequest(
             f"the column {name!r:.100} to order by has values of several kinds ({_listed(found)}), which have no common order; "
@@ -102,5 +127,8 @@ def sort_column(text: Column, kind: int) -> Column:
         return trimmed.cast(_TYPES[kind])
     if kind & (DATE | ZONED_TIME):  # nanoseconds: Spark's timestamps have microseconds
         finer = F.rpad(F.regexp_extract(trimmed, r"\.\d{6}(\d{1,3})", 1), 3, "0").cast("decimal(38,0)")
+        if kind == DATE:  # as UTC: in the session's zone, an hour of the year may be there twice or not at all
+            missing = F.when(trimmed.rlike(f"^{_DATE}$"), "T00:00:00Z").when(trimmed.rlike(r"^[^:]*:[^:]*$"), ":00Z").otherwise("Z")
+            trimmed = F.concat(trimmed, missing)
         return (F.unix_micros(trimmed.cast("timestamp")).cast("decimal(38,0)") * F.lit(1_000) + finer).cast("decimal(38,0)")
     return text
