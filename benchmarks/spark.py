@@ -5,8 +5,9 @@
 Four partitions of 250,000 items, with keys, twice: payloads of 100 random bytes, and JSON of about 100 bytes, which
 compresses. The Parquet files hold the same rows in the same order, a file for each partition. What is compared is
 measured in turn within each round of one Spark session, because machines are noisy: read the ratios, which are medians
-over the rounds. Reads go to a `noop` sink, which takes every row; writes end with an fsync of every file, also for
-Parquet. Writes benchmarks/results/spark.json. Takes less than eight minutes on two quiet cores.
+over the rounds. A bare Python source, which only yields ready Arrow batches, shows how much of the time is Spark's own
+way to read from Python. Reads go to a `noop` sink, which takes every row; writes end with an fsync of every file, also
+for Parquet. Writes benchmarks/results/spark.json. Takes less than eight minutes on two quiet cores.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from bare_source import register_bare, write_bare
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -99,6 +101,8 @@ def reading(spark: SparkSession, root: Path, items: int, rounds: int, times: Tim
         for payloads in PAYLOADS:
             queue, files = root / payloads / "queue", spark.read.parquet(str(root / payloads / "parquet"))
             measure(times, f"read 14 columns, {payloads}", take_all, queue_of(spark, queue), files)
+            bare = spark.read.format("bare").schema(files.schema).load(str(root / payloads / "bare"))
+            times[f"read 14 columns, {payloads}: bare source"].append(timed(take_all, bare))
             two = ("key", "payload")
             measure(times, f"read two columns, {payloads}", take_all, queue_of(spark, queue, columns=",".join(two)), files.select(*two))
             measure(times, f"count, {payloads}", DataFrame.count, queue_of(spark, queue), files)
@@ -179,8 +183,9 @@ def stream_starts(spark: SparkSession, root: Path, rounds: int, times: Times) ->
     ours = spark.readStream.format("penstock").options(broker=str(root / "small"), queue="bench").load()
     schema = spark.read.parquet(str(root / "tiny")).schema
     native = spark.readStream.schema(schema).parquet(str(root / "tiny"))
+    bare = spark.readStream.format("bare").schema(schema).load(str(root / "tiny bare"))
     for number in range(rounds + 1):
-        for name, frame in (("penstock", ours), ("parquet", native)):
+        for name, frame in (("penstock", ours), ("parquet", native), ("bare source", bare)):
             began = time.perf_counter()
             batches = drain(frame, root / f"start {name}{number}.checkpoint")
             inside = sum(one["durationMs"]["triggerExecution"] for one in batches) / 1_000
@@ -215,8 +220,10 @@ def prepare(spark: SparkSession, root: Path, items: int) -> None:
     for payloads in PAYLOADS:
         fill(root / payloads / "queue", items, payloads)
         queue_of(spark, root / payloads / "queue").write.parquet(str(root / payloads / "parquet"))
+        write_bare(queue_of(spark, root / payloads / "queue"), root / payloads / "bare")
     fill(root / "small", 4 * TINY_BATCHES)
     queue_of(spark, root / "small").repartition(TINY_BATCHES).write.parquet(str(root / "tiny"))
+    write_bare(queue_of(spark, root / "small"), root / "tiny bare")
 
 
 def on_one_core(root: Path, rounds: int) -> float:
@@ -235,6 +242,11 @@ def ratio(times: Times, ours: str, theirs: str) -> float:
     return statistics.median(their / our for our, their in zip(times[ours][1:], times[theirs][1:], strict=True))
 
 
+def over(times: Times, ours: str, theirs: str) -> float:
+    """How many seconds more Penstock took: the median over the rounds."""
+    return statistics.median(our - their for our, their in zip(times[ours][1:], times[theirs][1:], strict=True))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=1_000_000)
@@ -244,6 +256,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=None, help=argparse.SUPPRESS)
     args = parser.parse_args()
     spark = penstock.spark.session("bench", master=f"local[{args.cores}]", **{"spark.driver.memory": "4g"})
+    register_bare(spark)
     times: Times = defaultdict(list)
     if args.root is not None:
         for _ in range(args.rounds + 1):
@@ -277,12 +290,16 @@ def show(args: argparse.Namespace, times: Times, tiny: dict[str, float], alone: 
     }
     figures: dict[str, Any] = {f"{name} (ratio to Parquet)": round(ratio(times, *pair), 2) for name, pair in pairs.items()}
     figures["slot routing of bare xxhash64 (ratio)"] = round(ratio(times, "route: slot", "route: xxhash64"), 2)
-    figures["stream start over that of a Parquet file stream (s)"] = round(
-        statistics.median(
-            our - their for our, their in zip(times["stream start: penstock"][1:], times["stream start: parquet"][1:], strict=True)
-        ),
-        2,
-    )
+    figures |= {
+        f"read 14 columns, {payloads} (ratio to a bare Python source)": round(
+            ratio(times, f"read 14 columns, {payloads}: penstock", f"read 14 columns, {payloads}: bare source"), 2
+        )
+        for payloads in PAYLOADS
+    }
+    figures |= {
+        f"stream start over that of a {other} (s)": round(over(times, "stream start: penstock", f"stream start: {name}"), 2)
+        for name, other in (("parquet", "Parquet file stream"), ("bare source", "bare Python source"))
+    }
     figures |= {f"{name} (rows/s)": round(args.items / median(times, name)) for name in times if "stream start" not in name}
     figures |= {f"micro-batch of 4 rows: {name} (ms)": round(value) for name, value in tiny.items()}
     figures["read with two cores of one (ratio)"] = round(alone / median(times, f"read 14 columns, {RANDOM}: penstock"), 2)
