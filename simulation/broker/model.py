@@ -373,9 +373,14 @@ class BrokerModel(SharedModelState):
             )
 
     def _bring_back(self) -> None:
-        """Items found ready after a seek are no longer resolved; their position in the order is not known."""
+        """Items found ready after a seek are no longer resolved; their position in the order is not known.
+
+        While a partition cannot be read, an item that was found completed counts as unresolved still (`compare`).
+        """
         for item, found in self.inventory.found.items() if self.seeking else ():
-            if item.resolved and any(copy.place.incarnation in self.seeking for copy in _brought_back(item, found)):
+            before = self.inventory.before(item)
+            resolved = item.resolved or (before.done and not before.unresolved)
+            if resolved and any(copy.place.incarnation in self.seeking for copy in _brought_back(item, found)):
                 item.resolved, item.completed_by = False, None
                 item.at = item.not_before = item.attempt = 0  # ready at once, also if it was scheduled before
                 item.forget_order()
