@@ -55,8 +55,9 @@ class KillOrder(msgspec.Struct, frozen=True):
 
 def record_process(folder: Path, kind: str, pid: int) -> None:
     """Make a process known as the one of its kind."""
-    (folder / "new-pid").write_text(str(pid))
-    (folder / "new-pid").rename(folder / f"pid {kind}")
+    own = folder / f"new-pid-{os.getpid()}"  # the program before this one may record its own at the same time
+    own.write_text(str(pid))
+    own.rename(folder / f"pid {kind}")
 
 
 def recorded_process(folder: Path, kind: str) -> int:

@@ -106,6 +106,9 @@ def test_a_broker_is_a_directory_or_several_roots(monkeypatch: pytest.MonkeyPatc
         ({"broker": "/d"}, r"the option queue is missing; give .option\(\"queue\", …\), the name of a queue"),
         ({**NEEDED, "que": "q"}, "there is no option 'que'; is queue meant?"),
         ({**NEEDED, "minPartition": "1"}, "there is no option 'minPartition'; is minPartitions meant?"),
+        ({**NEEDED, "maxOffsetsPerTrigger": "1"}, "there is no option 'maxOffsetsPerTrigger'; is maxItemsPerTrigger meant?"),
+        ({**NEEDED, "subscribe": "q"}, "there is no option 'subscribe'; is queue meant?"),
+        ({**NEEDED, "startingOffsets": "{0: 1}"}, "startingOffsets is '{0: 1}'; give earliest, latest, or JSON"),
         ({**NEEDED, "zzz": "1"}, "there is no option 'zzz'; there are adoptTimeout, broker, columns, "),
         ({**NEEDED, "path": "/d"}, "both broker and path are given; leave path out"),
         (

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import partial
@@ -49,6 +50,14 @@ Use: TypeAlias = Literal["read", "stream", "write"]
 """What a source is created for: spark.read, spark.readStream, or writing (batch or stream)."""
 PATH = "path"
 """What load(path) and save(path) give: another name of the option broker."""
+KAFKAS = {
+    "kafka.bootstrap.servers": "broker",
+    "maxoffsetspertrigger": "maxitemspertrigger",
+    "subscribe": "queue",
+    "subscribepattern": "queuepattern",
+    "topic": "queue",
+}
+"""Options of Kafka's connector, and what they are called here, in small letters."""
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode"})
 """Spark's own options, which it passes to the source with the others."""
 
@@ -215,7 +224,7 @@ def _check_together(options: SourceOptions) -> SourceOptions:
 
 
 def _unknown(name: str) -> str:
-    near = get_close_matches(name.lower(), _BY_NAME, 1)
+    near = [KAFKAS[name.lower()]] if name.lower() in KAFKAS else get_close_matches(name.lower(), _BY_NAME, 1)
     hint = f"is {_BY_NAME[near[0]].name} meant?" if near else f"there are {', '.join(sorted(option.name for option in OPTIONS))}"
     return f"there is no option {name!r}; {hint}"
 
@@ -347,7 +356,9 @@ def _starting_offsets(name: str, text: str) -> RangeEnd | StreamPosition | Queue
 
 
 def _queue_start(name: str, text: str, found: object = None) -> RangeEnd | StreamPosition:
-    found = found if found is not None or not text.startswith("{") else json.loads(text)
+    if found is None:
+        with suppress(ValueError):
+            found = json.loads(text)
     if not isinstance(found, dict) or INCARNATION not in found:
         return _range_end(name, text)
     try:

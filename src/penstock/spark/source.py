@@ -93,6 +93,11 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from penstock.spark.batch_reader import BatchReader
 
+        if remembered_options(schema) and self.options:
+            raise InvalidRequest(
+                "a query of a table of the catalog cannot add options, because Spark may use them for every read of the table in a "
+                "statement; make a temporary view with them, or read with format('penstock')"
+            )
         options = self._parsed_options(READ, schema=schema)
         return BatchReader(options, selected_columns(options, schema))
 

@@ -26,7 +26,7 @@ KIND_NAMES: Mapping[int, str] = {
     ZONED_TIME: "times with a time zone",
     TEXT: "texts",
     LONG_NUMBER: "numbers of more than 20 digits, or 18 after the point",
-    LOCAL_NUMBER: "numbers with commas, spaces or percent signs",
+    LOCAL_NUMBER: "numbers with commas, spaces, signs or units",
     UNKNOWN_TIME: "dates of an unknown format, or that do not exist",
     CLOCK_TIME: "times of day that are not written as 09:05 or 21:05",
     NESTED: "objects or lists",
@@ -44,6 +44,7 @@ _TYPES = {WHOLE: "bigint", LONG_WHOLE: "bigint", DECIMAL: _EXACT, LONG_DECIMAL: 
 _DECIMAL = r"[+-]?(\d{1,20}(\.\d{0,18})?|\.\d{1,18})"
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = rf"{_DATE}[T ]\d{{2}}:\d{{2}}(:\d{{2}}(\.\d{{1,9}})?)?"
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _KINDS = (
     (r"[+-]?\d{1,15}", WHOLE),
     (r"[+-]?\d{16,18}", LONG_WHOLE),
@@ -54,8 +55,13 @@ _KINDS = (
     (rf"{_DATE}|{_TIME}", DATE),
     (rf"{_TIME} ?([Zz]|[+-]\d{{2}}(:?\d{{2}})?)", ZONED_TIME),
     (r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}([T ,].*)?", UNKNOWN_TIME),
-    (r"[+-]?\d+([.,'’ \u00a0\u202f]\d+)*[ \u00a0\u202f]?%?", LOCAL_NUMBER),
     (r"(\d|\d{3,}):\d{2}(:\d{2}([.,]\d+)?)?|\d{1,2}(:\d{2}){0,2} ?[AaPp]\.?[Mm]\.?", CLOCK_TIME),
+    (rf"(?i)(?=.*\d\D+\d).*\b({_MONTHS})[a-z]*\b.*", UNKNOWN_TIME),
+    (
+        r"[$€£¥]?[ \u00a0\u202f]?[+\u2212-]?\d+([.,'’_ \u00a0\u202f]\d+)*[ \u00a0\u202f]?([%‰€$£¥]|[ \u00a0\u202f][A-Za-z]{1,3})?",
+        LOCAL_NUMBER,
+    ),
+    (r"0[xX][0-9A-Fa-f]+", LOCAL_NUMBER),
 )
 
 
