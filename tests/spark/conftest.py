@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import penstock
-from penstock import Broker
+from penstock import Broker, Queue
 from penstock.spark.session import session
 
 if TYPE_CHECKING:
@@ -69,6 +69,12 @@ def broker(broker_dir: str) -> Iterator[Broker]:
     """The test's broker, open."""
     with penstock.open(broker_dir) as broker:
         yield broker
+
+
+@pytest.fixture
+def queue(broker: Broker) -> Queue:
+    """The queue "orders", with three partitions."""
+    return broker.create_queue("orders", partitions=3)
 
 
 @pytest.fixture

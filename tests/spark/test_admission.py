@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
 
-import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.spark import stream_reader
 from penstock.spark.batch_reader import BatchReader
@@ -21,17 +20,6 @@ from penstock.words.errors import InvalidRequest
 from tests.spark.stream_runs import Offset, StreamRun, fill, resolve
 
 SIZES = st.dictionaries(st.integers(0, 5), st.lists(st.tuples(st.integers(1, 9), st.integers(0, 90)), max_size=5), max_size=4)
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
-
-
-@pytest.fixture
-def queue(broker: Broker) -> Queue:
-    return broker.create_queue("orders", partitions=3)
 
 
 def sizes_of(stream: StreamRun) -> list[int]:

@@ -21,11 +21,6 @@ from tests.spark.waiting import wait_until
 
 
 @pytest.fixture
-def queue(broker: Broker) -> Queue:
-    return broker.create_queue("orders", partitions=3)
-
-
-@pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an empty grant the owner is asked again at once."""
     monkeypatch.setattr(consuming_reader, "IDLE", 0)

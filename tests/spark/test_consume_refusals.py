@@ -18,11 +18,6 @@ from penstock.words.clock import MINUTE, SystemClock
 from tests.spark.stream_runs import StreamRun, fill
 
 
-@pytest.fixture
-def queue(broker: Broker) -> Queue:
-    return broker.create_queue("orders", partitions=3)
-
-
 def test_a_new_stream_does_not_wait_long_for_a_live_consumer(queue: Queue, start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a stream that consumed before waits for the timeout of a dead consumer."""
     monkeypatch.setattr(consuming_reader, "STOP_TIMEOUT_SECONDS", 0)

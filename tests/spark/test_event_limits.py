@@ -7,18 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-import penstock
 from penstock import Broker, Queue
 from penstock.spark.positions import StreamPosition, end_of_event_batch
 from tests.spark.stream_runs import StreamRun, fill, resolve, small_segments
 
 FRAMES = st.dictionaries(st.integers(0, 5), st.lists(st.integers(0, 40), max_size=6), max_size=4)
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -2,13 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-import penstock
 from penstock import Broker, Queue
 from penstock.spark import stream_reader
 from penstock.spark.multi_queue_reader import MultiQueueReader
@@ -35,12 +33,6 @@ class SeveralRun(StreamRun):
         while self.batch() >= 0:
             pass
         return Counter(row["queue"] for row in self.rows)
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock
 from penstock import Broker, NewItem, Queue
 from penstock.broker import partition_layout
 from penstock.reports import QueueDescription
@@ -23,12 +22,6 @@ from penstock.words.errors import InvalidRequest
 from tests.spark.stream_runs import Offset, StreamRun
 
 KEYS = [f"k{number}" for number in range(12)]
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """What a stream's reader tells Spark, on a real broker's directory and without a JVM."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-import penstock
 from penstock import Broker, Queue
 from penstock.words.clock import SECOND, SystemClock
 from penstock.words.errors import InvalidRequest, PenstockError, QueueNotFound
@@ -14,17 +12,6 @@ from tests.spark.stream_runs import StreamRun, fill, resolve, small_segments
 from tests.spark.waiting import wait_until
 
 EVERYTHING = ReadAllAvailable()
-
-
-@pytest.fixture
-def broker(broker_dir: str) -> Iterator[Broker]:
-    with penstock.open(broker_dir) as broker:
-        yield broker
-
-
-@pytest.fixture
-def queue(broker: Broker) -> Queue:
-    return broker.create_queue("orders", partitions=3)
 
 
 # -- where it begins ----------------------------------------------------------------------------------

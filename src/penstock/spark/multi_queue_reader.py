@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from penstock.reports import QueueDescription
 from penstock.spark.options import QueueStarts, SourceOptions
 from penstock.spark.positions import BACKLOG, INCARNATION, LAG, QUEUES, parse_positions, shares
-from penstock.spark.queue_tables import QUEUE, QueueTables
+from penstock.spark.queue_tables import QUEUE, LazyQueueTables
 from penstock.spark.stream_reader import StreamReader, check_stream_options, default_read_limit, delay_is_over
 from penstock.tables.schemas import select_columns
 from penstock.words.clock import Clock, SystemClock
@@ -48,7 +48,7 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = check_stream_options(options)
         self._columns = tuple(columns)
         self._readers: dict[str, StreamReader] = {}
-        self._tables: QueueTables | None = None
+        self._tables = LazyQueueTables(options.broker)
         self._clock: Clock = SystemClock()
         self._initial: dict[str, Any] | None = None
         self._run_names: list[str] | None = None
@@ -179,23 +179,15 @@ class MultiQueueReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         for name in [*self._readers]:
             self._close_reader(name)
-        if self._tables is not None:
-            self._tables.close()
-            self._tables = None
+        self._tables.close()
 
     # -- the queues ------------------------------------------------------------------------------------
-
-    @property
-    def _opened(self) -> QueueTables:
-        if self._tables is None:  # opened only when needed: tasks get a copy of this reader
-            self._tables = QueueTables.open(self._options.broker)
-        return self._tables
 
     def _find_all(self) -> dict[str, QueueDescription]:
         """The queues that the options name, as they are published now."""
         if not self._options.queue_pattern:
-            return {name: self._opened.find(name) for name in self._options.queues}
-        return {queue.name: queue for queue in self._opened.queues() if self._is_wanted(queue.name)}
+            return {name: self._tables.opened.find(name) for name in self._options.queues}
+        return {queue.name: queue for queue in self._tables.opened.queues() if self._is_wanted(queue.name)}
 
     def _is_wanted(self, name: str) -> bool:
         """Whether the options name a queue."""

@@ -1,8 +1,8 @@
 """A broker's queues as the tables that Spark reads: their ranges, where to cut them into tasks, and their rows.
 
-Owns: `QueueTables`, `DeadLetterPartition`, and `TABLES`, their columns. Works on any home. The driver asks by
-operations and reads the published ranges of logs; tasks open the logs that they read. The broker may have an owner at
-the same time, or none.
+Owns: `QueueTables`, `LazyQueueTables`, `DeadLetterPartition`, and `TABLES`, their columns. Works on any home. The
+driver asks by operations and reads the published ranges of logs; tasks open the logs that they read. The broker may
+have an owner at the same time, or none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -271,6 +271,32 @@ class QueueTables:
         while page := self._home.call(ListQueues(after=after, limit=PAGE)):
             yield from page
             after = page[-1].name
+
+
+class LazyQueueTables:
+    """The tables of a broker for a stream's reader: opened when they are first needed, because tasks get a copy of the
+    reader and may not need them."""
+
+    def __init__(self, roots: BrokerRoots) -> None:
+        self._roots = roots
+        self._tables: QueueTables | None = None
+
+    @property
+    def opened(self) -> QueueTables:
+        if self._tables is None:
+            self._tables = QueueTables.open(self._roots)
+        return self._tables
+
+    def refreshed(self) -> QueueTables:
+        """The tables with the state of what is published now."""
+        if self._tables is not None:
+            self._tables.refresh()
+        return self.opened
+
+    def close(self) -> None:
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
 
 
 def _partitions(queue: QueueDescription) -> list[int]:

@@ -39,7 +39,7 @@ from penstock.spark.positions import (
     parse_position,
     unread_count,
 )
-from penstock.spark.queue_tables import QueueTables
+from penstock.spark.queue_tables import LazyQueueTables, QueueTables
 from penstock.spark.ranges import (
     EventSplit,
     PartitionBounds,
@@ -77,7 +77,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
         self._options = check_stream_options(options)
         self._columns = tuple(columns)
-        self._tables: QueueTables | None = None
+        self._tables = LazyQueueTables(options.broker)
         self._initial: StreamPosition | None = None
         self._first_empty = False
         """Whether the first micro-batch must be empty."""
@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:  # Spark asks twice and needs the same answer
             queue = self._find_queue()
             bounds = self._bounds(queue)
-            at = first_positions(self._options, self._opened, queue, bounds)
+            at = first_positions(self._options, self._tables.opened, queue, bounds)
             # "latest" is resolved here. An empty first batch saves it in the checkpoint before anything is read.
             self._first_empty = starts_at_latest(self._options)
             given = self._options.starting_offsets
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _event_rows(self, queue: QueueDescription, partition: int, at: Mapping[int, int], goal: Mapping[int, int]) -> Iterator[FrameRows]:
         begins = max(at.get(partition, 0), self._lowest)
-        return self._opened.event_rows(
+        return self._tables.opened.event_rows(
             queue.incarnation, partition, begins, goal[partition], fail_on_data_loss=self._options.fail_on_data_loss
         )
 
@@ -189,7 +189,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end_within_bytes(self, queue: QueueDescription, at: Mapping[int, int], ends: Mapping[int, int], most: int) -> dict[int, int]:
         """Where a micro-batch of items ends that has about so many bytes."""
-        sizes = self._opened.frame_sizes
+        sizes = self._tables.opened.frame_sizes
         return end_within_bytes(
             at, ends, most, lambda partition: sizes(queue.incarnation, partition, at.get(partition, 0), ends[partition])
         )
@@ -206,7 +206,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a micro-batch begins and at most ends, so that it has no offsets that a restore skipped."""
         if not queue.restores or self._options.table == "events":
             return dict(at), dict(goal)
-        ends = {partition: end_at_hole(at.get(partition, 0), end, self._opened.holes(queue, partition)) for partition, end in goal.items()}
+        ends = {
+            partition: end_at_hole(at.get(partition, 0), end, self._tables.opened.holes(queue, partition))
+            for partition, end in goal.items()
+        }
         begins = {partition: start for partition, (start, _) in ends.items() if start}
         return {**at, **begins}, {partition: end for partition, (_, end) in ends.items()}
 
@@ -215,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The end of the queue, with how much of it the last micro-batch leaves unread, and since when."""
-        queue = self._opened.find(self._options.queue)
+        queue = self._tables.opened.find(self._options.queue)
         ends = self._bounds(queue).stop
         latest = StreamPosition(queue.incarnation, self._options.table, dict(ends), {}, last_restore(queue)).to_offset()
         if self._planned is None or self._planned.incarnation != queue.incarnation:
@@ -223,7 +226,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         at, events = self._planned.at, self._options.table == "events"
         behind = {partition: max(at.get(partition, 0), self._lowest) for partition in ends}
         behind = {partition: number for partition, number in behind.items() if number < ends[partition]}
-        walls = [self._opened.oldest_wall(queue.incarnation, partition, number, events=events) for partition, number in behind.items()]
+        walls = [
+            self._tables.opened.oldest_wall(queue.incarnation, partition, number, events=events) for partition, number in behind.items()
+        ]
         now = self._clock.read().wall
         lag = max(0, now - min((wall for wall in walls if wall is not None), default=now)) / SECOND
         return latest | {BACKLOG: unread_count(behind, {one: ends[one] for one in behind}), LAG: round(lag, 3)}
@@ -242,7 +247,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             missing = self._missing(queue, partition, begins, stop)
             if count(missing) > first.missing.get(partition, 0) - last.missing.get(partition, 0):
                 self._raise_lost(queue, partition, missing)
-            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(self._opened.holes(queue, partition))
+            wanted[partition] = RunSet(RunSet((begins, stop)).subtract(missing)).subtract(self._tables.opened.holes(queue, partition))
         return [StreamTask(queue.incarnation, part) for part in split(wanted, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -269,7 +274,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start, skip = missing[-1], 0
             if (start, skip) < (stop, rows):
                 few = len(last.at) >= self._options.min_partitions
-                cuts = [] if few else self._opened.sequence_cuts(queue, partition, start, stop)
+                cuts = [] if few else self._tables.opened.sequence_cuts(queue, partition, start, stop)
                 edges = [EventSplit(partition, *pair) for pair in zip([start, *cuts], [*cuts, stop], strict=True)]
                 edges[0] = msgspec.structs.replace(edges[0], skip=skip)
                 edges[-1] = msgspec.structs.replace(edges[-1], rows=rows)
@@ -280,7 +285,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Move the cursor. So does `latestOffset`: Spark never calls `commit` for the last micro-batch of a run."""
-        queue = self._opened.find(self._options.queue)
+        queue = self._tables.opened.find(self._options.queue)
         self._move_cursor(self._check_position(queue, end), self._bounds(queue).stop)
 
     def _move_cursor(self, position: StreamPosition, ends: Mapping[int, int]) -> None:
@@ -289,7 +294,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.cursor or at == self._cursor_at:
             return
         operation = MoveCursor(queue=position.incarnation, name=self._options.cursor, to=at, forward_only=True)
-        if self._cursor_at is None and not self._opened.cursor(position.incarnation, self._options.cursor):
+        if self._cursor_at is None and not self._tables.opened.cursor(position.incarnation, self._options.cursor):
             with closing(open_home(self._options.broker)) as home:  # it must exist before anything is read
                 home.call(operation)
         elif not ask_present_owner(self._options.broker, operation, CURSOR_SECONDS):
@@ -297,17 +302,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cursor_at = at
 
     def stop(self) -> None:
-        if self._tables is not None:
-            self._tables.close()
-            self._tables = None
+        self._tables.close()
 
     # -- the queue -------------------------------------------------------------------------------------
-
-    @property
-    def _opened(self) -> QueueTables:
-        if self._tables is None:  # opened only when needed: tasks get a copy of this reader
-            self._tables = QueueTables.open(self._options.broker)
-        return self._tables
 
     @property
     def _lowest(self) -> int:
@@ -316,21 +313,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _find_queue(self) -> QueueDescription:
         """The queue as it is published now."""
-        if self._tables is not None:
-            self._tables.refresh()
-        return self._opened.find(self._options.queue)
+        return self._tables.refreshed().find(self._options.queue)
 
     def _survey(self) -> tuple[QueueDescription, PartitionBounds]:
         """The queue and its bounds, which contain no items of a later generation than the queue's marks."""
         while True:
             queue = self._find_queue()
             bounds = self._bounds(queue)
-            now = self._opened.find(self._options.queue)
+            now = self._tables.opened.find(self._options.queue)
             if (now.incarnation, now.marks.keys()) == (queue.incarnation, queue.marks.keys()):
                 return queue, bounds
 
     def _bounds(self, queue: QueueDescription) -> PartitionBounds:
-        published = self._opened.published(queue)
+        published = self._tables.opened.published(queue)
         if self._options.table == "events":
             return sequence_bounds(published, intact_only=self._options.fail_on_data_loss)
         return item_bounds(published)
@@ -360,7 +355,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.table == "events":
             first = self._bounds(queue).start.get(partition, 0)
             return [start, min(first, stop)] if max(start, self._lowest) < first else []
-        return self._opened.missing(queue, partition, start, stop)
+        return self._tables.opened.missing(queue, partition, start, stop)
 
     def _missing_counts(self, queue: QueueDescription, at: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
         """How many items of each partition are missing from a position on."""
