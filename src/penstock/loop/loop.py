@@ -91,15 +91,19 @@ class Loop:
         if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.wait_in_thread(self._answered)
-        self.enter(request)
+        self._admit(request)
+        pending = not self.engine.is_quiet
+        if pending:
+            self._add(request)
         try:
             first = request.entered_at
             while not request.done:
-                if not (self.engine.handles_in_io and self.engine.all_in_io) and self._turning.acquire(blocking=False):
+                if not self.engine.all_in_io and self._turning.acquire(blocking=False):
                     try:
-                        own = self._run_turns(request, first)
+                        own = self._run_turns(request, first, pending)
                     finally:
                         self._turning.release()
+                    pending = True
                     self._start_next()
                     if own is not None:
                         if self._answered:
@@ -107,6 +111,10 @@ class Loop:
                         self._commit([own], own)
                     if request.done:
                         break
+                elif not pending:
+                    self._add(request)  # then try once more: the other thread's turn may have ended before it was added
+                    pending = True
+                    continue
                 first = 0
                 if self._answered:
                     self._answered.wake_next()
@@ -166,18 +174,25 @@ class Loop:
 
     def enter(self, request: Request) -> None:
         """Add a request without waiting; `wake` or `run_submitted` must follow."""
+        self._admit(request)
+        self._add(request)
+
+    def _admit(self, request: Request) -> None:
+        """Check a request, and note when it came and when its caller gives up."""
         if self._closed:
             raise queue_closed_error(self.engine.name)
         request.check()
-        engine = self.engine
         if not request.entered_at:
-            request.entered(engine.clock.read().elapsed)
+            request.entered(self.engine.clock.read().elapsed)
         if request.deadline:  # every request is given the time for one turn; a late lease still gets ready items
             request.give_up_at = (
                 request.deadline + GRACE if request.gets_late_answer else max(request.deadline, request.entered_at + SECOND)
             )
+
+    def _add(self, request: Request) -> None:
+        """Add a request to the pending ones, or refuse it."""
         try:
-            self._pending.enter(request, engine.held_requests)
+            self._pending.enter(request, self.engine.held_requests)
         except QueueBusy as error:
             self.meter.rejected(error)
             raise
@@ -278,14 +293,15 @@ class Loop:
             or (self.manual_io and any(not self.stays_in_io(handle) for handle in self.manual_io))
         )
 
-    def _run_turns(self, request: Request, now: int) -> PartitionHandle | None:
+    def _run_turns(self, request: Request, now: int, pending: bool) -> PartitionHandle | None:
         """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any.
 
-        now: the time, if it was just read; else 0.
+        now: the time, if it was just read; else 0. pending: whether the request was added to the pending ones.
         """
         while True:
-            self._turn(now)
-            now = 0
+            if pending or not self._turn_alone(request, now):
+                self._turn(now)
+            pending, now = True, 0
             own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
@@ -313,6 +329,22 @@ class Loop:
         except BaseException as error:
             self.engine.requeue_undone(taken, error)
             raise
+
+    def _turn_alone(self, request: Request, now: int) -> bool:
+        """Run a turn for a request that is not pending. If there is more to do, add it instead: gives False."""
+        engine, pending = self.engine, self._pending
+        if pending or pending.closed or self._last_count > 1 or not engine.is_quiet:
+            self._add(request)
+            return False
+        try:
+            request.claim()
+            engine.turn([request], now if now > engine.now else engine.now)
+            self._syncs = bool(engine.io_to_dispatch)
+            self.meter.turn([request], engine.answered, now, engine.clock.read().elapsed)
+        except BaseException as error:
+            engine.requeue_undone([request], error)
+            raise
+        return True
 
     def _gather(self) -> None:
         """Let callers that were just answered send their next requests: one sync for all. Ends when no more come."""

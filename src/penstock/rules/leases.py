@@ -57,6 +57,11 @@ class LiveLease:
         self.count = sum(stop - start for start, stop, _, _ in given)
 
     @property
+    def has_one_item(self) -> bool:
+        """Whether it had one item from the beginning, which is open."""
+        return self.size == 1 == self.count
+
+    @property
     def all_completed(self) -> bool:
         """Whether every settled item was completed."""
         return self.size - self.count == (self.completed.total if self.completed else 0)

@@ -95,7 +95,7 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
         found: list[int] = []
         for take in self.takes:
             found += (take.start, take.stop) if take.taken is None else take.taken
-        return [*found, *self.line_runs]
+        return [*found, *self.line_runs] if self.line_takes else found
 
     @property
     def line_runs(self) -> list[int]:
@@ -108,7 +108,7 @@ class Leased(msgspec.Struct, array_like=True, gc=False, tag=3):
     @property
     def count(self) -> int:
         """How many items were leased."""
-        found = sum([take.stop - take.start for take in self.line_takes])
+        found = sum([take.stop - take.start for take in self.line_takes]) if self.line_takes else 0
         for take in self.takes:
             found += take.stop - take.start if take.taken is None else sum(take.taken[1::2]) - sum(take.taken[::2])
         return found

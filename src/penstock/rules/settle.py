@@ -274,6 +274,8 @@ def _leased_items(
 def _divide(lease: LiveLease, wanted: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """Three lists: offsets that may be settled, each once; offsets that the lease does not hold; and offsets that are
     early, because an open item before them in their unit is not wanted."""
+    if lease.has_one_item and len(wanted) == 1 and wanted[0] == lease.runs()[0]:  # without the dict of its items
+        return [*wanted], [], []
     opened = lease.open_items
     unique = wanted if len(wanted) == 1 else list(dict.fromkeys(wanted))
     good = [offset for offset in unique if offset in opened]
@@ -343,7 +345,7 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
         state.completed.add_all(record.runs or ())
         state.outside_lanes.add_all(record.runs or ())
         return
-    if record.runs is None:
+    if record.runs is None or lease.has_one_item:
         runs = lease.runs()
         keys = lease.keys()
         if keys:
@@ -358,7 +360,7 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
             release_if_unused(state, lease, key)
         lease.add_completed(runs)
     _resolve(state, runs)
-    if record.runs is None or not lease.count:
+    if record.runs is None or lease.has_one_item or not lease.count:
         state.leases.end(lease, now.elapsed, state.policy.result_memory)
 
 
