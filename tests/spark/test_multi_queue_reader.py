@@ -275,7 +275,7 @@ def test_the_name_of_the_queue_can_be_the_only_column(broker_dir: str, orders: Q
         ({"queue": "a,b", "startingOffsets": '{"0": 5}'}, "startingOffsets has no names of queues; give earliest, latest, or JSON such as"),
         ({"queue": "a,b", "startingOffsets": '{"c": {"0": 5}}'}, "startingOffsets names queue 'c', which this stream does not read"),
         ({"queue": "a", "startingOffsets": '{"a": {"0": 5}}'}, "startingOffsets names queues, and queue 'a' is read; give JSON such as"),
-        ({"queue": "a,"}, "queue is 'a,'; give names with commas between them"),
+        ({"queue": "a,"}, "queue is 'a,'; give names with commas between them, such as 'orders, refunds'"),
         ({"queue": "a,a"}, "queue names 'a' twice; name it once"),
         ({"queue": "a", "queuePattern": "b"}, "both queue and queuePattern are given; leave one out"),
         ({"queuePattern": "("}, r"queuePattern is '\(', which is no regular expression .*; give one, such as"),

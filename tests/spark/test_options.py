@@ -32,7 +32,7 @@ def test_broker_and_queue_suffice() -> None:
 def test_every_option_is_read() -> None:
     given = {
         "TABLE": "Items",
-        "columns": "payload, id",
+        "columns": "Payload, id",
         "includeHeaders": "TRUE",
         "startingOffsets": '{"0": 12, "3": -2}',
         "endingOffsets": "Latest",
@@ -133,7 +133,8 @@ def test_bad_places_and_names_are_refused(given: dict[str, str], message: str) -
     ("name", "text", "message"),
     [
         ("table", "lines", "there is no table 'lines'; give one of items, events, dead, state"),
-        ("columns", "id,,payload", "columns is 'id,,payload'; give names with commas between them"),
+        ("columns", "id,,payload", "columns is 'id,,payload'; give names with commas between them, such as 'id, payload'"),
+        ("columns", "id,ID", "columns names 'id' twice; name it once"),
         ("columns", "id,id", "columns names 'id' twice; name it once"),
         ("columns", "id,size", "table items has no column 'size'; it has id, partition, offset, key"),
         ("includeHeaders", "yes", "includeHeaders is 'yes'; give true or false"),

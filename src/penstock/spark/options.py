@@ -239,10 +239,10 @@ def _table(name: str, text: str) -> str:
     return found
 
 
-def _names(name: str, text: str) -> tuple[str, ...]:
+def _names(name: str, text: str, example: str = "id, payload") -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
-        raise InvalidRequest(f"{name} is {text!r:.200}; give names with commas between them, such as 'id, payload'")
+        raise InvalidRequest(f"{name} is {text!r:.200}; give names with commas between them, such as {example!r}")
     twice = next((one for one in found if found.count(one) > 1), None)
     if twice is not None:
         raise InvalidRequest(f"{name} names {twice!r} twice; name it once")
@@ -251,7 +251,12 @@ def _names(name: str, text: str) -> tuple[str, ...]:
 
 def _queues(name: str, text: str) -> str:
     """Parse the names of queues, with commas between them."""
-    return ",".join(check_name(one) for one in (_names(name, text) if "," in text else (text.strip(),)))
+    return ",".join(check_name(one) for one in (_names(name, text, "orders, refunds") if "," in text else (text.strip(),)))
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    """Parse the names of columns of a table; like Spark, without regard to case."""
+    return _names(name, text.lower())
 
 
 def _pattern(name: str, text: str) -> str:
@@ -416,7 +421,7 @@ OPTIONS = (
     _Option("queue", _queues),
     _Option("queuePattern", _pattern, _STREAMS),
     _Option("table", _table),
-    _Option("columns", _names, _READING),
+    _Option("columns", _columns, _READING),
     _Option("includeHeaders", _flag, _READING),
     _Option("includeGeneration", _flag, _READING),
     _Option("where", _text, _BATCHES),
