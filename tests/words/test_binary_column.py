@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -28,9 +28,23 @@ def test_a_column_reads_like_a_list(values: list[str | None], some: slice) -> No
     assert [column[index] for index in range(-len(values), len(values))] == [*values, *values]
     assert column.count(None) == values.count(None) and column.count("") == values.count("")
     sizes = [len((value or "").encode()) for value in values]
-    assert column.sizes() == {*sizes} and column.size_bytes == sum(sizes)
+    assert column.is_in_order and column.size_bytes == sum(sizes)
     with pytest.raises(IndexError):
         column[len(values)]
+
+
+@given(st.lists(st.integers(0, 40), max_size=100), st.integers(0, 60))
+def test_values_above_a_limit_are_found(sizes: list[int], limit: int) -> None:
+    offsets = array("i", accumulate(sizes, initial=7))
+    column = BinaryColumn(memoryview(offsets), memoryview(bytes(offsets[-1])))
+    longest = max(sizes, default=0)
+    assert column.longest_above(limit) == (longest if longest > limit else 0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40))
+def test_offsets_that_are_not_in_order_are_found(offsets: list[int]) -> None:
+    column = BinaryColumn(memoryview(array("i", offsets)), memoryview(bytes(9)))
+    assert column.is_in_order == all(before <= after for before, after in pairwise(offsets))
 
 
 @given(VALUES, st.data())

@@ -8,7 +8,7 @@ parts of a frame: a BinaryColumn or TextColumn in place of a list of bytes or te
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any
@@ -172,16 +172,17 @@ def _check_sequence(name: str, column: object) -> None:
 def _check_bytes(field: Field, values: Sequence[bytes | None], *, required: bool = False) -> int:
     """Check the types and lengths of the values, and return their total length."""
     name = "transfer's origin" if field.type is FieldType.ORIGIN else field.name
-    sizes: Iterable[int]
     if isinstance(values, BinaryColumn):
-        sizes, total = values.sizes(), values.size_bytes
-        if min(sizes, default=0) < 0:
+        if not values.is_in_order:
             raise InvalidRequest(f"the {name} column of a frame is damaged: its offsets are not in order; write the items again")
+        total = values.size_bytes
+        longest = values.longest_above(field.high) if total > field.high else 0
     else:
         _check_types(name, values, required=required)
-        sizes = map(len, values if required else filter(None, values))  # type: ignore[arg-type]
-        total = sum(map(len, values if required else filter(None, values)))  # type: ignore[arg-type]
-    if total > field.high and (longest := max(sizes)) > field.high:
+        sizes = [*map(len, values if required else filter(None, values))]  # type: ignore[arg-type]
+        total = sum(sizes)
+        longest = max(sizes) if total > field.high else 0
+    if longest > field.high:
         have = "headers have" if field.type is FieldType.HEADERS else f"a {name} has"
         raise InvalidRequest(f"{have} {longest} bytes; give at most {field.high}")
     return total

@@ -10,6 +10,8 @@ from itertools import accumulate
 from operator import sub
 from typing import Any
 
+STRIDE = 16
+
 
 class BinaryColumn(Sequence[Any]):
     """A column of byte strings: offsets, data and, when values may be missing, a bitmap. It is never changed."""
@@ -55,10 +57,19 @@ class BinaryColumn(Sequence[Any]):
             edges = [edge - low for edge in edges]
         return [data[a:b] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007 (hot path)
 
-    def sizes(self) -> set[int]:
-        """The lengths that values have; negative where the offsets are not in order, which only damage can cause."""
+    @property
+    def is_in_order(self) -> bool:
+        """Whether no offset is below the one before it; only damage can cause that."""
         edges = self.offsets.tolist()
-        return {*map(sub, edges[1:], edges)}
+        return edges == sorted(edges)
+
+    def longest_above(self, limit: int) -> int:
+        """The length of the longest value if it is above the limit, else 0. The offsets must be in order."""
+        edges = self.offsets.tolist()
+        if max(map(sub, [*edges[STRIDE::STRIDE], edges[-1]], edges[::STRIDE])) <= limit:
+            return 0  # no value is longer than STRIDE of them together: usually that is known so
+        longest = max(map(sub, edges[1:], edges), default=0)
+        return longest if longest > limit else 0
 
     @property
     def size_bytes(self) -> int:
