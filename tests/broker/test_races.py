@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.loop import requests
 from penstock.loop.requests import FunctionRequest, LeaseRequest, ProduceRequest
+from penstock.words.errors import BrokerClosed, QueueBusy
 from tests.broker.broker_under_test import (
     WAIT_SECONDS,
     BrokerUnderTest,
@@ -173,21 +175,65 @@ def test_when_the_thread_that_answers_is_interrupted_all_callers_are_answered(th
     interrupting.on_done = interrupt
     threads = [threading.Thread(target=queue.produce, args=(text,), daemon=True) for text in texts]
 
-    def gather(_: object) -> None:
-        """While no turn can run: some callers sleep before the request whose answer interrupts, and some behind it."""
+    with loop._turning:  # no turn can run: some callers sleep before the request whose answer interrupts, and some behind it
         for number, thread in enumerate(threads):
             if number == 3:
                 loop.enter(interrupting)
             thread.start()
             wait_until(lambda: sum(request.asleep for request in loop._pending) == number + 1)  # noqa: B023
-
-    loop.run_between_turns(gather)
     with pytest.raises(KeyboardInterrupt):
         queue.produce("mine") if how == "calls" else loop.run_submitted()
     for thread in threads:
         thread.join(WAIT_SECONDS)
         assert not thread.is_alive(), "nobody woke it"
     assert {*texts, "interrupting"} <= set(queue.drain(1_000))
+
+
+@pytest.mark.parametrize("how", ["run_between_turns", "without_turns"])
+def test_a_caller_that_comes_while_turns_are_held_back_is_woken_when_they_go_on(
+    threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    queue = threaded_broker.create()
+    queue.produce("before")
+    caller = threading.Thread(target=queue.produce, args=("meanwhile",), daemon=True)
+
+    def let_it_come(_: object = None) -> None:
+        caller.start()
+        wait_until(lambda: any(request.asleep for request in list(queue.loop._pending)))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.loop, "run", lambda: None)  # no runner helps
+        if how == "run_between_turns":
+            queue.loop.run_between_turns(let_it_come)
+        else:
+            with queue.loop.without_turns(WAIT_SECONDS):
+                let_it_come()
+        caller.join(WAIT_SECONDS)
+        assert not caller.is_alive(), "nobody woke it"
+    assert queue.drain() == ["before", "meanwhile"]
+
+
+@pytest.mark.parametrize("how", ["full", "closing"])
+def test_a_caller_that_is_refused_while_another_thread_runs_a_turn_does_not_wait_for_it(
+    threaded_broker: BrokerUnderTest, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    queue = threaded_broker.create()
+    queue.produce("before")
+    assert queue.counts() == {"ready": 1}
+    refused: list[type[BaseException]] = []
+
+    def call() -> None:
+        with pytest.raises((QueueBusy, BrokerClosed)) as error:
+            queue.produce("refused")
+        refused.append(error.type)
+
+    with monkeypatch.context() as patch, queue.loop._turning:
+        assert queue.loop.engine.is_quiet  # as while a turn has only begun
+        patch.setattr(*((queue.loop._pending, "closed", True) if how == "closing" else (requests, "PLACES", 0)))
+        run_threads(call)
+    assert refused == [BrokerClosed if how == "closing" else QueueBusy]
+    assert queue.produce("after")
+    assert queue.drain() == ["before", "after"]
 
 
 def test_after_an_interrupt_at_the_end_of_a_turn_the_next_request_waits_for_the_sync(

@@ -112,7 +112,7 @@ class Loop:
                     if request.done:
                         break
                 elif not pending:
-                    self._add(request)  # then try once more: the other thread's turn may have ended before it was added
+                    self._add_or_answer(request)  # then try once more: the other thread's turn may have ended before
                     pending = True
                     continue
                 first = 0
@@ -199,6 +199,13 @@ class Loop:
         gathering = self._gathering
         if gathering is not None and len(self._pending) >= self._last_count:
             gathering.put(None)
+
+    def _add_or_answer(self, request: Request) -> None:
+        """Add the request of a call to the pending ones, or let the refusal be its answer."""
+        try:
+            self._add(request)
+        except PenstockError as error:
+            request.finish(error=error)
 
     def post(self, request: Request) -> None:
         """Add a message of this queue or another one; never refused while the loop is open."""
@@ -299,7 +306,12 @@ class Loop:
         now: the time, if it was just read; else 0. pending: whether the request was added to the pending ones.
         """
         while True:
-            if pending or not self._turn_alone(request, now):
+            if not (pending or self._turn_alone(request, now)):
+                self._add_or_answer(request)
+                if request.done:
+                    return None
+                pending = True
+            if pending:
                 self._turn(now)
             pending, now = True, 0
             own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
@@ -331,14 +343,14 @@ class Loop:
             raise
 
     def _turn_alone(self, request: Request, now: int) -> bool:
-        """Run a turn for a request that is not pending. If there is more to do, add it instead: gives False."""
+        """Run a turn for a request that is not pending, unless there is more to do; whether it ran."""
         engine, pending = self.engine, self._pending
         if pending or pending.closed or self._last_count > 1 or not engine.is_quiet:
-            self._add(request)
             return False
+        now = now if now > engine.now else engine.now
         try:
             request.claim()
-            engine.turn([request], now if now > engine.now else engine.now)
+            engine.turn([request], now)
             self._syncs = bool(engine.io_to_dispatch)
             self.meter.turn([request], engine.answered, now, engine.clock.read().elapsed)
         except BaseException as error:
@@ -541,8 +553,11 @@ class Loop:
 
     def run_between_turns(self, function: Callable[[QueueEngine], Any]) -> Any:
         """Run a function while no turn runs."""
-        with self._turning:
-            return function(self.engine)
+        try:
+            with self._turning:
+                return function(self.engine)
+        finally:
+            self._start_next()  # callers that came meanwhile sleep
 
     @contextmanager
     def without_turns(self, seconds: float) -> Iterator[None]:
@@ -553,6 +568,7 @@ class Loop:
             yield
         finally:
             self._turning.release()
+            self._start_next()  # callers that came meanwhile sleep
 
     def check_not_in_call(self) -> None:
         """QueueBusy when this thread is in the middle of a call: closing would wait for it for ever."""

@@ -419,14 +419,9 @@ class LeasePlan:
 
     def _take_mostly_free(self, walk: Walk, keys: list[int]) -> None:
         """The common case: nearly every key is free and occurs once. Only other keys are checked one by one."""
+        keys = keys[: self._scan_length(keys)]
         unique, by_key, closed = set(keys), self.state.keys.by_key, self._closed_keys
         busy = by_key.keys() & unique
-        if len(keys) > self.room and self._may_exceed_room(unique, busy):
-            free_items = [index for index, key in enumerate(keys) if key not in busy]
-            if len(free_items) > self.room:
-                keys = keys[: free_items[self.room - 1] + 1]
-                unique = set(keys)
-                busy &= unique
         free_lines = {key for key in busy - closed if type(line := by_key[key]) is KeyLine and not line.busy}
         jumps = (at for at, key in enumerate(keys) if key in free_lines and self._precedes_free_line(walk, walk.start + at, key))
         if free_lines and (jump := next(jumps, None)) is not None:
@@ -458,10 +453,15 @@ class LeasePlan:
         self.scanned += stop - start
         walk.advance(stop)
 
-    def _may_exceed_room(self, keys: set[int], busy: set[int]) -> bool:
-        """Whether there may be more free items of these keys than there is room for."""
-        free = len(keys) - len(busy)
-        return free > 0 and (free > self.room or self.per_key > 1 or NO_KEY in keys)
+    def _scan_length(self, keys: list[int]) -> int:
+        """How many items to scan: up to the last that there is room for. Busy keys in a row are passed in one step."""
+        if len(keys) <= self.room:
+            return len(keys)
+        busy = self.state.keys.by_key
+        if busy.keys() >= set(keys):
+            return len(keys)
+        free = [index for index, key in enumerate(keys) if key not in busy]
+        return free[self.room - 1] + 1 if len(free) >= self.room else len(keys)
 
     def _add_take_without(self, lane: int, start: int, stop: int, packed: bytes, passed: Sequence[int]) -> None:
         """Take [start, stop), which has these packed key ids, but pass over the items at the indexes `passed`."""

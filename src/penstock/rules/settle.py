@@ -345,7 +345,8 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
         state.completed.add_all(record.runs or ())
         state.outside_lanes.add_all(record.runs or ())
         return
-    if record.runs is None or lease.has_one_item:
+    whole = record.runs is None or (lease.has_one_item and record.runs == lease.runs())
+    if record.runs is None or whole:
         runs = lease.runs()
         keys = lease.keys()
         if keys:
@@ -360,7 +361,7 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
             release_if_unused(state, lease, key)
         lease.add_completed(runs)
     _resolve(state, runs)
-    if record.runs is None or lease.has_one_item or not lease.count:
+    if whole or not lease.count:
         state.leases.end(lease, now.elapsed, state.policy.result_memory)
 
 
