@@ -110,7 +110,9 @@ def run(directory: Path, orders: int, report: Path, console: Console) -> DemoRes
             display.show(f"Spark added {archived.rows} new orders to the archive, and writes the report")
             metrics = pipeline.report(report)
             display.show("done")
-    return DemoResult(worker.stats(), compare(spark, archived, directory), metrics)
+    result = DemoResult(worker.stats(), compare(spark, archived, directory), metrics)
+    spark.stop()  # before the result is shown: what Spark's processes print when they end would follow it
+    return result
 
 
 def show(check: LogCheck, result: DemoResult, console: Console) -> bool:
