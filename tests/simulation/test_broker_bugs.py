@@ -242,7 +242,7 @@ def a_repetition_asks_no_partition(patch: Patch) -> None:
     patch.setattr(ProduceStep, "_remembered_parts", lambda self, *args: ([], None))
 
 
-@bug(60)
+@bug(400)
 def a_repetition_asks_only_active_partitions(patch: Patch) -> None:
     right = PartitionSet.remembered
     patch.setattr(
@@ -336,7 +336,7 @@ def instants_of_different_partitions_are_compared(patch: Patch) -> None:
     patch.setattr(LeaseSource, "update", look)
 
 
-@bug(400)
+@bug(900)
 def aging_does_not_count_across_partitions(patch: Patch) -> None:
     patch.setattr("penstock.loop.lease.best_rank", lambda heads, aging, now: best_rank(heads, 0, now))
 
@@ -387,7 +387,7 @@ def producers_wait_for_ever(patch: Patch) -> None:
     patch.setattr(ProduceStep, "retry", lambda self, now: None)
 
 
-@bug(300)
+@bug(1_600)
 def a_partition_that_failed_misses_new_options(patch: Patch) -> None:
     patch.setattr(PartitionSet, "apply_queue_settings", lambda self, *args, **kwargs: None)
 
@@ -440,7 +440,7 @@ def dedup_ids_are_taken_from_uncommitted_state(patch: Patch) -> None:
     patch.setattr(Partition, "is_committed", property(lambda self: not self.failed))
 
 
-@bug(100)
+@bug(1_300)
 def fences_count_before_they_are_committed(patch: Patch) -> None:
     def prepare(self: ResizeStep, handle: PartitionHandle) -> None:
         right(self, handle)
@@ -517,7 +517,7 @@ def fences_are_lowered_by_partitions_in_io(patch: Patch) -> None:
     use_partitions_in_io(patch, ResizeStep, "advance_fences")
 
 
-@bug(400)
+@bug(2_400)
 def a_resize_uses_partitions_in_io(patch: Patch) -> None:
     """Its marks and the dedup ids that move are those of partitions in I/O."""
     use_partitions_in_io(patch, QueueEngine, "_run_resize")
