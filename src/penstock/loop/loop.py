@@ -2,8 +2,9 @@
 
 Owns: `Loop`. Group commit by flat combining: a caller adds its request to the pending ones and, if no thread runs a
 turn, runs one with all of them; else it sleeps until it has its answer or is woken to run the next turn. So a single
-caller needs no other thread, and many callers share one sync. Runner threads, shared by all queues (runners.py), run
-turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
+caller needs no other thread, and many callers share one sync. If the queue has nothing else to do, the caller runs a
+turn with its request at once and does not add it (`_turn_alone`). Runner threads, shared by all queues (runners.py),
+run turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
 No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its
 own request; threads of the storage root sync the others. Then the requests are answered (commits.py).
 Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed. Without
