@@ -298,6 +298,14 @@ class Operator:
                     turns += 1
                     assert turns < MOST_TURNS, f"queue {loop.engine.name!r} wants one turn after the other, for ever"
 
+    def run_all_pending(self) -> None:
+        """Run the pending requests of all queues, also those that these turns send to other queues."""
+        turns = 0
+        while due := self._harness.loops_due():
+            self._harness.turn(due[0])
+            turns += 1
+            assert turns < MOST_TURNS, f"queue {due[0].engine.name!r} wants one turn after the other, for ever"
+
 
 class Inspector:
     """Queries the broker and compares the answers with the inventory."""
@@ -310,12 +318,15 @@ class Inspector:
     def inspect(self) -> None:
         """Run a random query."""
         queue = self._chance.pick(sorted(self._harness.model.queues))
-        for other in sorted(self._harness.model.queues):  # so that nothing changes between the answer and the look
-            self._operator.run_pending(other)
+        # So that nothing changes between the answer and the look. The queue itself comes last: turns of the others send
+        # it items and confirmations; these make room for waiting items, which are stored after the query, in its turn.
+        for one in sorted(self._harness.model.queues, key=lambda one: (one == queue, one)):
+            self._operator.run_pending(one)
         self._chance.pick([self._explain, self._list, self._read, self._cursor])(queue)
 
     def _explain(self, queue: int) -> None:
         """Explain an item by one of the ids that it ever had."""
+        self._operator.run_all_pending()  # the item is followed to other queues, and this one may have sent them something
         model = self._harness.model
         known = [
             (item, place)
