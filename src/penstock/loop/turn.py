@@ -72,11 +72,6 @@ class QueueEngine(CommitTracker):
         }
         self._order = {kind: rank for rank, kind in enumerate(self._steps)}
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether a turn with one request would find nothing else to do, unless a visit is due. Any thread may ask."""
-        return self._quiet and not self.io_finished
-
     # -- the turn ------------------------------------------------------------------------------------
 
     def turn(self, taken: Sequence[Request], now: int) -> None:
