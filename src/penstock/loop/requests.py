@@ -190,6 +190,8 @@ class ProduceRequest(Request):
         """Of a chunk: chunks to be stored after it in the same turn, each only if those before it were stored whole."""
         self.shares: dict[int, dict[int, Sequence[int]]] = {}
         """Of a chunk: slot map version → partition → indexes of its items. Filled where needed (loop/produce.py)."""
+        self.place = 0
+        """Its place among the produces to a queue with a limit, which it keeps when its turn is undone; 0: none yet."""
 
     def check(self) -> None:
         if not self.sequence:  # the whole write was validated before its first chunk

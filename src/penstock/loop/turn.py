@@ -110,7 +110,7 @@ class QueueEngine(CommitTracker):
             if self.touched or self.uncommitted_answers:
                 self._commit()
         except BaseException as error:
-            self._abort([*taken, *self._running, *requests_now], error)
+            self._abort([*self._running, *taken, *requests_now], error)  # those that were deferred came before `taken`
             raise
         self._end()
 
