@@ -234,6 +234,8 @@ class LeaseRequest(Request):
         """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
         """Whether damage took all leased items: others are leased for it."""
+        self.found_again = False
+        """Whether it is answered with the leases of an earlier sending: then no other items are leased for it."""
         self.unchecked_partitions: set[int] | None = None
         """Partitions that were in I/O in every turn since its deadline; the answer is empty once all were checked."""
         self.want = want
@@ -266,6 +268,8 @@ class SettleRequest(Request):
     """Settle items of leases. Answered with a `Settled` or a `Refused` for each part."""
 
     reserved = True
+    undelivered = False
+    """Whether it returns leases because a sending of their request could not be answered."""
 
     def __init__(
         self,

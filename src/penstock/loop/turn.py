@@ -432,7 +432,7 @@ class QueueEngine(CommitTracker):
             request.undo_count += 1
             if request.undo_count > MAX_RERUNS:
                 request.finish(error=_interrupted(error))
-            elif isinstance(request, requests.LeaseRequest):
+            elif isinstance(request, requests.LeaseRequest) and not request.may_be_known:
                 self.lease_step.waiting.add(request)  # its lease was undone
             else:
                 again.append(request)
