@@ -38,10 +38,16 @@ class FramePosition(NamedTuple):
         return set(range(self.base, self.base + self.count)) if self.type == FrameType.DATA else set()
 
 
-def frame_positions(files: SimulatedFiles, path: str) -> list[FramePosition]:
-    """The frames of an undamaged segment."""
-    content, at, found = files.content(path), 0, []
+def frame_positions(files: SimulatedFiles, path: str, following: int | None) -> list[FramePosition]:
+    """The frames of an undamaged segment. `following`: the sequence that the next segment begins at; None if there is
+    none."""
+    content, at, found = files.content(path), 0, list[FramePosition]()
     while at < len(content):
+        # Bytes are overwritten with zeros, durably, before they are cut. If the sync of a cut fails, the log continues
+        # in a new segment, and a later power cut may undo the cut: then zeros follow the last frame, and readers ignore
+        # them. Zeros in place of a frame, or in the newest segment (opening cuts them there), are not accepted.
+        if following is not None and found and found[-1].sequence + 1 >= following and not any(content[at:]):
+            break
         header = parse_header(content[at : at + HEADER_BYTES])
         stop = at + HEADER_BYTES + header.stored_bytes + CHECKSUM_BYTES
         found.append(FramePosition(path, at, stop, header.sequence, header.type, header.base, header.count))
@@ -75,7 +81,8 @@ def _valid(files: SimulatedFiles, path: str, paths: Sequence[str]) -> list[Frame
     those count."""
     next_path = next((other for other in paths if other > path), None)
     name = None if next_path is None else parse_name(next_path.rpartition("/")[2])
-    return [frame for frame in frame_positions(files, path) if name is None or frame.sequence < name.first_sequence]
+    following = None if name is None else name.first_sequence
+    return [frame for frame in frame_positions(files, path, following) if following is None or frame.sequence < following]
 
 
 def check_served(

@@ -105,6 +105,8 @@ class TrackedLease:
     """Unsettled items by offset, in the order in which they were granted."""
     deadline: int
     timeout: int
+    given_at: int = 0
+    """When the request that it was given to was executed."""
     doubtful: bool = False
     """It may have ended before its deadline: its record may be lost, or a request about it was not answered."""
     spared_until: int = 0

@@ -201,7 +201,8 @@ class LeaseModel:
             return
         left = round(handed.seconds * SECOND)
         held = TrackedLease(sent.incarnation, handed.partition, granted.lease, given, self.now + left, 0)
-        held.timeout = sent.answered_at + left - sent.ran(sent.answered_at)
+        held.given_at = sent.ran(sent.answered_at)
+        held.timeout = sent.answered_at + left - held.given_at
         if sent.ran_at is not None:  # its partition may have been slow meanwhile
             held.spared_until = self._spared_until.get((held.incarnation, held.partition), 0)
             held.deadline = max(held.deadline, held.spared_until)
@@ -341,13 +342,22 @@ class LeaseModel:
                 known = offset in held.left or (sent.action == "complete" and offset in held.done)
                 assert known, f"{held} settled offset {offset}, which it does not hold: {sent}"
                 continue
-            assert item.holder is held, f"{held} settled {item}, which {item.holder} has since"
+            assert self._held_then(sent, held, item), f"{held} settled {item}, which {item.holder} has since"
             assert sent.ran(self.now) < held.deadline or held.doubtful, f"{held} settled {item} after its end"
         for offset in refused:
             item = held.open.get(offset)
             sure = item is not None and held.holds(item, self.now) and offset not in result.early
             assert not sure, f"{sent}: {item} was refused though {held} is valid"
         self._do(sent, held, done)
+
+    def _held_then(self, sent: SentSettle, held: TrackedLease, item: TrackedItem) -> bool:
+        """Whether no other lease was given an item before a settle of it was executed, or before an extension was over.
+
+        The answer to an extension may wait for other partitions until the extended lease has ended, too.
+        """
+        if item.holder is held or sent.action != "extend" or item.holder is None or sent.ran_at is None:
+            return item.holder is held
+        return sent.ran_at + (sent.timeout or held.timeout) <= item.holder.given_at
 
     def _accepted_later(self, sent: SentSettle, held: TrackedLease, done: list[int], result: Settled) -> None:
         """Apply the answer to a repetition: the first request may have settled the items."""

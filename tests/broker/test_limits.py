@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from string import ascii_letters
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.loop.requests import LeaseRequest, ProduceRequest, SettlePart, Set
 from penstock.operations import ClearItems, RedriveItems
 from penstock.testing import SimulatedFiles
 from penstock.words.errors import QueueFull, QueueHeld
+from simulation.simulated_machine import InterruptingClock
 from tests.broker.broker_under_test import BrokerUnderTest, QueueUnderTest, SubmittedRequest, batch_of, ids_of, keys_at, run_threads
 from tests.broker.storages import SimulatedStorage
 
@@ -116,6 +118,55 @@ def test_a_later_produce_does_not_overtake_a_waiting_one(broker: BrokerUnderTest
     assert first.done and not later.done
     queue.lease(1).complete()
     assert later.done
+
+
+def wait_for_room(queue: QueueUnderTest, lease: int) -> list[SubmittedRequest]:
+    """A small and a large produce wait, and then there is room for the small one."""
+    asked = [put(queue, "small"), put(queue, *"large")]
+    queue.submit(SettleRequest("complete", [SettlePart(0, lease, [0])]))
+    return asked
+
+
+def come_together(queue: QueueUnderTest, lease: int) -> list[SubmittedRequest]:
+    """There is room for a small produce when it comes, together with a large one."""
+    queue.run(SettleRequest("complete", [SettlePart(0, lease, [0])]))
+    return [queue.submit(ProduceRequest(batch_of(*texts), deadline=queue.owner.deadline(60))) for texts in (["small"], "large")]
+
+
+def wait_for_a_disk(queue: QueueUnderTest, lease: int) -> list[SubmittedRequest]:
+    """A small produce waits for a disk, not for room, when a large one comes."""
+    queue.loop.stays_in_io = lambda handle: True
+    queue.submit(SettleRequest("complete", [SettlePart(0, lease, [0])]))
+    queue.loop.turn()
+    asked = [put(queue, "small")]
+    assert queue.loop.engine.deferred == [asked[0].request]
+    queue.loop.stays_in_io = lambda handle: False
+    queue.loop.run_io(queue.loop.manual_io[0])
+    asked.append(queue.submit(ProduceRequest(batch_of(*"large"), deadline=queue.owner.deadline(60))))
+    queue.submit(SettleRequest("extend", [SettlePart(0, lease)]))  # runs before them: the interrupt may come there
+    return asked
+
+
+@pytest.mark.parametrize("come", [wait_for_room, come_together, wait_for_a_disk])
+def test_after_an_interrupt_the_line_is_as_before(come: Callable[[QueueUnderTest, int], list[SubmittedRequest]]) -> None:
+    """A small produce that came first, and for which there is room, does not get behind a large one that must wait."""
+    for look in range(30):
+        clock = InterruptingClock()
+        broker = BrokerUnderTest(SimulatedStorage(), clock=clock)
+        queue = broker.create(max_items=10)
+        queue.produce(*"abcdefghij")
+        lease = queue.run(LeaseRequest(10))[0].granted.lease
+        queue.submit_lease(1)  # waits for items, so that the turn goes on when it has stored some
+        broker.turn()
+        small, large = come(queue, lease)
+        clock.interrupt_after = look
+        with suppress(KeyboardInterrupt):
+            broker.turn()
+        clock.interrupt_after = None
+        broker.turn()
+        assert small.done and not large.done, f"interrupted at look {look}"
+        assert ids_of(small.result, 1)
+        broker.embedded.close()
 
 
 def test_deadlines_in_the_middle_of_the_line(broker: BrokerUnderTest) -> None:

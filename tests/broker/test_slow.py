@@ -325,6 +325,67 @@ def test_a_lease_without_a_wait_fails_when_its_only_partition_becomes_slow() -> 
     broker.embedded.close()
 
 
+def repeat_while_hanging(hanging: QueueWithSlowPartition, wait: float = 0) -> SubmittedRequest:
+    """Repeat the lease request `r` in a turn that also writes to the partition of its lease, whose disk hangs."""
+    hanging.hangs = True
+    asked = hanging.queue.submit(LeaseRequest(1, request=b"r", deadline=hanging.broker.deadline(wait)))
+    hanging.queue.submit(ProduceRequest(batch_of("beside", key=hanging.key)))
+    hanging.broker.turn()
+    assert not asked.done
+    return asked
+
+
+def test_a_holder_keeps_its_lease_when_its_request_is_repeated_and_the_disk_does_not_answer(hanging: QueueWithSlowPartition) -> None:
+    queue, broker = hanging.queue, hanging.broker
+    queue.produce("there", key=hanging.key)
+    held = queue.lease(1, request=b"r")
+    queue.produce("here", key=hanging.others[0])
+    asked = repeat_while_hanging(hanging)
+    broker.advance_in_steps(1)
+    with pytest.raises(OutcomeUnknown, match="repeat with the same request id"):
+        asked.result  # noqa: B018
+    hanging.answer()
+    broker.advance_in_steps(1)
+    assert queue.lease(5).texts == ["here"], "the repetition has not leased it, and the other item is with its holder"
+    assert queue.lease(1, request=b"r").texts == held.texts
+    assert held.complete() == 1
+
+
+def test_a_holder_keeps_its_lease_when_the_caller_of_a_repetition_leaves(hanging: QueueWithSlowPartition) -> None:
+    queue, broker = hanging.queue, hanging.broker
+    queue.produce("there", key=hanging.key)
+    held = queue.lease(1, request=b"r")
+    repeat_while_hanging(hanging, wait=10).cancel()
+    hanging.answer()
+    broker.advance_in_steps(1)
+    answered = queue.submit(LeaseRequest(1, request=b"r"))
+    broker.turn()
+    assert answered.leased.texts == held.texts
+    answered.cancel()
+    broker.advance_in_steps(1)
+    assert queue.lease(5).texts == []
+    assert held.complete() == 1
+
+
+@pytest.mark.parametrize("taken_back_by_a_turn", [False, True])
+def test_a_repetition_is_not_given_a_lease_that_is_returned_because_its_first_caller_left(
+    hanging: QueueWithSlowPartition, taken_back_by_a_turn: bool
+) -> None:
+    queue, broker = hanging.queue, hanging.broker
+    queue.produce("there", key=hanging.key)
+    repeat_while_hanging(hanging, wait=10).cancel()
+    again = queue.submit(LeaseRequest(1, request=b"r", deadline=broker.deadline(10)))
+    broker.turn()
+    if taken_back_by_a_turn:  # as with threads, when a turn begins before the disk's thread takes it back
+        queue.loop._end_io = queue.loop.engine.note_io_over  # type: ignore[method-assign, assignment]
+        queue.loop.run_io(hanging.handle)
+        del queue.loop._end_io
+    hanging.answer()
+    broker.advance_in_steps(1)
+    given = again.leased
+    assert given.texts == [] or given.complete() == 1
+
+
 def test_a_resize_while_one_is_slow_leaves_its_slots_alone(hanging: QueueWithSlowPartition) -> None:
     """The queue may grow meanwhile; a resize that would move slots of the slow partition is refused until it
     recovers.

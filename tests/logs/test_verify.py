@@ -12,7 +12,7 @@ from penstock.logs.files.sidefiles import unpack_synced
 from penstock.logs.files.verify import VerifyReport, verify
 from penstock.logs.log import Gap
 from penstock.testing import SimulatedFiles
-from tests.logs.backends import INCARNATION, PARTITION
+from tests.logs.backends import INCARNATION, PARTITION, comparable
 from tests.logs.items import fill, items_draft, runs
 from tests.logs.scripted_owner import FOLDER, ROOT, open_log, segments
 
@@ -146,6 +146,21 @@ def test_a_torn_tail_is_not_damage() -> None:
     report = verified(files)
     torn = len(files.content(newest)) - len(whole().content(newest))
     assert (report.torn_bytes, report.gaps, report.opens) == (torn, [], True)
+
+
+@pytest.mark.parametrize("size", [1, 40, 100])
+def test_zeros_at_the_end_of_an_older_segment_are_not_damage(size: int) -> None:
+    """A power cut may undo a cut that was not synced: zeros are left where the bytes were, and the log went on in a new
+    segment."""
+    files = whole().copy()
+    older = segments(files)[-2]
+    files.put_file(older, files.content(older) + bytes(size))
+    report = verified(files)
+    assert (report.sound, report.items, report.gaps, report.torn_bytes) == (True, 120, [], 0)
+    assert report.frames == {"DATA": 20, "STATE": 20, "BASE": 4}
+    log = open_log(files)
+    list(log.recover())
+    assert len(comparable(log.frames())) == 44
 
 
 def test_a_rotation_that_was_cut_off() -> None:

@@ -163,6 +163,19 @@ def test_the_old_time_of_an_item_does_not_end_a_later_back_off(partition: Partit
     assert partition.lease_texts() == ["1"]
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_an_item_that_is_rescheduled_to_the_time_it_had_has_its_own_priority(partition: PartitionUnderTest, key: str | None) -> None:
+    partition.produce("low", priority=9, key=key)
+    partition.complete(partition.lease(1).lease)
+    partition.seek(0)  # at the default priority
+    partition.retry(partition.lease(1).lease, delay=60)
+    partition.reschedule(0, delay=60)
+    partition.restart()
+    partition.advance(60)
+    partition.produce("default")
+    assert partition.lease_texts() == ["default", "low"]
+
+
 @pytest.mark.parametrize("time", [{}, {"delay": 0.1}, {"at": 1}])
 def test_now_is_also_what_is_past_or_at_most_100_ms_ahead(partition: PartitionUnderTest, time: dict[str, float]) -> None:
     partition.produce("scheduled", at=partition.after(60))

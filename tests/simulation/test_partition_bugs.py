@@ -142,7 +142,7 @@ def a_back_off_does_not_hold_its_key(patch: Patch) -> None:
 
 @bug
 def a_rescheduled_item_becomes_ready_at_its_old_time(patch: Patch) -> None:
-    patch.setattr(NewTimes, "is_current", lambda self, offset, by_wall, when: True)
+    patch.setattr(NewTimes, "is_current", lambda self, offset, by_wall, when, tag: True)
 
 
 @bug

@@ -1,12 +1,10 @@
-"""Thread pools that stay usable after an interrupt, and a thread that reads ahead."""
+"""Thread pools that stay usable after an interrupt."""
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from queue import SimpleQueue
 
-import pytest
-
-from penstock.words.threads import InterruptSafePool, InterruptSafeThread, read_ahead
+from penstock.words.threads import InterruptSafePool, InterruptSafeThread
 
 SECONDS = 20.0
 """Only a failing test waits so long."""
@@ -45,37 +43,3 @@ def test_a_pool_can_be_closed_although_an_interrupt_came_when_it_had_just_starte
     ran.wait(SECONDS)
     assert_it_ends(pool.close)
     assert_it_ends(unknown.join)
-
-
-def test_the_next_value_is_read_by_another_thread_while_one_is_used() -> None:
-    begun: SimpleQueue[int] = SimpleQueue()
-    closed: list[bool] = []
-
-    def numbers() -> Generator[int, None, None]:
-        try:
-            for number in range(10):
-                begun.put(threading.get_ident())
-                yield number
-        finally:
-            closed.append(True)
-
-    reading = read_ahead(numbers())
-    assert next(reading) == 0
-    readers = {begun.get(timeout=SECONDS), begun.get(timeout=SECONDS)}  # of 0, and of 1, which nobody has asked for
-    assert len(readers) == 1 and readers != {threading.get_ident()}
-    assert begun.empty()  # no further
-    reading.close()
-    assert closed == [True]
-
-
-def test_reading_ahead_gives_every_value_and_then_the_error() -> None:
-    def numbers() -> Generator[int, None, None]:
-        yield 1
-        yield 2
-        raise LookupError("no third")
-
-    reading = read_ahead(numbers())
-    assert [next(reading), next(reading)] == [1, 2]
-    with pytest.raises(LookupError, match="no third"):
-        next(reading)
-    assert [*read_ahead(one for one in range(3))] == [0, 1, 2]

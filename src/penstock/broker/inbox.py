@@ -14,8 +14,8 @@ The thread also ends the consumer rights that were not renewed.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from penstock.words.errors import BrokerClosed, CorruptLog, InvalidRequest, Pens
 from penstock.words.limits import MIB
 from penstock.words.logs import log_fields
 from penstock.words.sources import WriteContent
-from penstock.words.threads import InterruptSafeThread, read_ahead
+from penstock.words.threads import InterruptSafeThread
 
 _log = logging.getLogger("penstock")
 OPENING_SECONDS = 0.2
@@ -306,10 +306,9 @@ class InboxProcessor:
             self._validate(write, manifest)
         with self._broker.changing_catalog():
             first = self._broker.catalog.begin_adoption(write.incarnation, write.name) * CHUNKS + 1
-        with closing(self._chunks(write, manifest)) as found:
-            for chunks in _grouped(enumerate(found, first)):
-                self._between_chunks()
-                self._produce(write.incarnation, chunks)
+        for chunks in _grouped(enumerate(self._chunks(write, manifest), first)):
+            self._between_chunks()
+            self._produce(write.incarnation, chunks)
         with self._broker.changing_catalog():
             number = SINGLE_WRITE if manifest.single_use else manifest.number
             self._broker.catalog.end_adoption(write.incarnation, write.name, manifest.source, number, manifest.items, manifest.checksum)
@@ -324,22 +323,17 @@ class InboxProcessor:
 
     def _validate(self, write: InboxEntry, manifest: WriteManifest) -> None:
         """Check that all items of a write are valid; CorruptLog when not, before any is adopted."""
-        with closing(self._chunks(write, manifest)) as found:
-            for batch in found:
-                self._between_chunks()
-                try:
-                    validate(batch)
-                except InvalidRequest as error:
-                    raise CorruptLog(
-                        f"the write {write.label} holds items that no queue takes ({error}); move it away and write it again"
-                    ) from error
+        for batch in self._chunks(write, manifest):
+            self._between_chunks()
+            try:
+                validate(batch)
+            except InvalidRequest as error:
+                raise CorruptLog(
+                    f"the write {write.label} holds items that no queue takes ({error}); move it away and write it again"
+                ) from error
         self._validated.add(write.label)
 
-    def _chunks(self, write: InboxEntry, manifest: WriteManifest) -> Generator[Batch, None, None]:
-        """The items of a write, as `_read_chunks` gives them. With threads, another one reads and unpacks them."""
-        return read_ahead(self._read_chunks(write, manifest)) if self._threaded else self._read_chunks(write, manifest)
-
-    def _read_chunks(self, write: InboxEntry, manifest: WriteManifest) -> Generator[Batch, None, None]:
+    def _chunks(self, write: InboxEntry, manifest: WriteManifest) -> Iterator[Batch]:
         """The items of a write, frame by frame; CorruptLog where it is not as it was published."""
         for part in manifest.parts:
             if not part.frames and not part.items:  # it has no file

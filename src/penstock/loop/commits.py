@@ -247,6 +247,8 @@ class CommitTracker(PartitionSet):
             except PenstockError as error:  # this part is not delivered; the others are
                 handle.read_error = error
                 handle.undelivered_leases.append(granted.lease)
+                if request.found_again:
+                    self.answer_now(request, error=request.outcome_after(error))
                 continue
             granted = granted if request.without_payloads else _without_lost(granted, items)
             if not granted.runs:  # damage took all items: the lease has ended, and others may be ready
@@ -256,12 +258,19 @@ class CommitTracker(PartitionSet):
         return found
 
     def _answer_lease(self, request: requests.LeaseRequest, parts: list[Any], failed: Mapping[int, PenstockError]) -> None:
-        """Answer with the leased items, or let the request wait again when there are none."""
+        """Answer with the leased items, or let the request wait again when there are none.
+
+        A repetition never waits for other items: it gets the leases of the earlier sending, or an error.
+        """
         given: list[LeaseResult] = []
         ended: list[LeaseResult] = []  # while the answer waited for another partition
         for handle, granted, items, until in parts:
             if handle.number not in failed:
                 (given if until > self.now else ended).append(LeaseResult(handle.number, granted, items, (until - self.now) / SECOND))
+        if request.found_again:
+            whole = not failed or (bool(given) and request.without_payloads)
+            request.finish(given if whole else None, None if whole else request.outcome_after(next(iter(failed.values()))))
+            return
         if ended:
             self.settle_step.return_items(ended)
         if given:

@@ -36,6 +36,8 @@ MANY = 4
 """A lease of more items is also limited by their mean size in the log, so that a reply fits into memory."""
 ROUNDS = 4
 """Rounds of searching a backlog of busy keys that one lease may take in a turn."""
+MOST_FOUND_AGAIN = 1_000
+"""When a partition has so many leases that were found again, it forgets those that have ended."""
 
 
 # -- choosing partitions ----------------------------------------------------------------------------
@@ -252,6 +254,7 @@ class LeaseStep:
         if self.holder:
             self.check_consumer_right(request.consumer)
         if request.may_be_known and (known := self._repeated(request)) is not None:
+            request.found_again = bool(known)
             if known:
                 self._partitions.answer(request, known)
             elif request.without_payloads:
@@ -294,6 +297,9 @@ class LeaseStep:
                 if isinstance(granted, LeaseAnswer) and granted.lease and (granted.count <= room or request.without_payloads):
                     found.append((handle, granted))
                     room -= granted.count
+                    if len(handle.leases_found_again) >= MOST_FOUND_AGAIN:
+                        handle.leases_found_again &= handle.state.leases.live.keys()
+                    handle.leases_found_again.add(granted.lease)
         return found if again else None
 
     def assign(self, now: int) -> None:

@@ -2,9 +2,8 @@
 
 Owns: `Loop`. Group commit by flat combining: a caller adds its request to the pending ones and, if no thread runs a
 turn, runs one with all of them; else it sleeps until it has its answer or is woken to run the next turn. So a single
-caller needs no other thread, and many callers share one sync. If the queue has nothing else to do, the caller runs a
-turn with its request at once and does not add it (`_turn_alone`). Runner threads, shared by all queues (runners.py),
-run turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
+caller needs no other thread, and many callers share one sync. Runner threads, shared by all queues (runners.py), run
+turns for timers, for waiting requests, and for requests that came by `submit` (async callers, other queues).
 No turn waits for a disk: partitions that need a sync start I/O and the turn ends. A caller syncs the partition of its
 own request; threads of the storage root sync the others. Then the requests are answered (commits.py).
 Every request ends: by its answer, at its deadline, when its caller cancels it, or when the loop is closed. Without
@@ -92,19 +91,15 @@ class Loop:
         if self._has_turn():
             raise QueueBusy("called in the middle of a turn (from a signal handler?); try again when it has returned")
         request.wait_in_thread(self._answered)
-        self._admit(request)
-        pending = not self.engine.is_quiet
-        if pending:
-            self._add(request)
+        self.enter(request)
         try:
             first = request.entered_at
             while not request.done:
                 if not self.engine.all_in_io and self._turning.acquire(blocking=False):
                     try:
-                        own = self._run_turns(request, first, pending)
+                        own = self._run_turns(request, first)
                     finally:
                         self._turning.release()
-                    pending = True
                     self._start_next()
                     if own is not None:
                         if self._answered:
@@ -112,10 +107,6 @@ class Loop:
                         self._commit([own], own)
                     if request.done:
                         break
-                elif not pending:
-                    self._add_or_answer(request)  # then try once more: the other thread's turn may have ended before
-                    pending = True
-                    continue
                 first = 0
                 if self._answered:
                     self._answered.wake_next()
@@ -175,38 +166,24 @@ class Loop:
 
     def enter(self, request: Request) -> None:
         """Add a request without waiting; `wake` or `run_submitted` must follow."""
-        self._admit(request)
-        self._add(request)
-
-    def _admit(self, request: Request) -> None:
-        """Check a request, and note when it came and when its caller gives up."""
         if self._closed:
             raise queue_closed_error(self.engine.name)
         request.check()
+        engine = self.engine
         if not request.entered_at:
-            request.entered(self.engine.clock.read().elapsed)
+            request.entered(engine.clock.read().elapsed)
         if request.deadline:  # every request is given the time for one turn; a late lease still gets ready items
             request.give_up_at = (
                 request.deadline + GRACE if request.gets_late_answer else max(request.deadline, request.entered_at + SECOND)
             )
-
-    def _add(self, request: Request) -> None:
-        """Add a request to the pending ones, or refuse it."""
         try:
-            self._pending.enter(request, self.engine.held_requests)
+            self._pending.enter(request, engine.held_requests)
         except QueueBusy as error:
             self.meter.rejected(error)
             raise
         gathering = self._gathering
         if gathering is not None and len(self._pending) >= self._last_count:
             gathering.put(None)
-
-    def _add_or_answer(self, request: Request) -> None:
-        """Add the request of a call to the pending ones, or let the refusal be its answer."""
-        try:
-            self._add(request)
-        except PenstockError as error:
-            request.finish(error=error)
 
     def post(self, request: Request) -> None:
         """Add a message of this queue or another one; never refused while the loop is open."""
@@ -301,20 +278,14 @@ class Loop:
             or (self.manual_io and any(not self.stays_in_io(handle) for handle in self.manual_io))
         )
 
-    def _run_turns(self, request: Request, now: int, pending: bool) -> PartitionHandle | None:
+    def _run_turns(self, request: Request, now: int) -> PartitionHandle | None:
         """Run turns until this request is answered or waits. Gives the partition that this thread syncs, if any.
 
-        now: the time, if it was just read; else 0. pending: whether the request was added to the pending ones.
+        now: the time, if it was just read; else 0.
         """
         while True:
-            if not (pending or self._turn_alone(request, now)):
-                self._add_or_answer(request)
-                if request.done:
-                    return None
-                pending = True
-            if pending:
-                self._turn(now)
-            pending, now = True, 0
+            self._turn(now)
+            now = 0
             own = self._dispatch_io(request) if self.engine.io_to_dispatch or self.manual_io else None
             if own is not None or request.done or (request.taken and not self.engine.wants_turn):
                 return own
@@ -342,22 +313,6 @@ class Loop:
         except BaseException as error:
             self.engine.requeue_undone(taken, error)
             raise
-
-    def _turn_alone(self, request: Request, now: int) -> bool:
-        """Run a turn for a request that is not pending, unless there is more to do; whether it ran."""
-        engine, pending = self.engine, self._pending
-        if pending or pending.closed or self._last_count > 1 or not engine.is_quiet:
-            return False
-        now = now if now > engine.now else engine.now
-        try:
-            request.claim()
-            engine.turn([request], now)
-            self._syncs = bool(engine.io_to_dispatch)
-            self.meter.turn([request], engine.answered, now, engine.clock.read().elapsed)
-        except BaseException as error:
-            engine.requeue_undone([request], error)
-            raise
-        return True
 
     def _gather(self) -> None:
         """Let callers that were just answered send their next requests: one sync for all. Ends when no more come."""

@@ -131,6 +131,9 @@ class PartitionHandle:
         """Unresolved items and their bytes, when last counted."""
         self.undelivered_leases: list[int] = []
         """Leases that it granted and that no caller received."""
+        self.leases_found_again: set[int] = set()
+        """Leases that a repeated request found. Whichever sending cannot be answered, another one may be: they are not
+        returned as undelivered."""
         self.missed_pause: Pause | None = None
         """A pause given while it was not usable; it is applied when it recovers."""
         self.next_run: int | None = None

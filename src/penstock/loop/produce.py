@@ -8,6 +8,7 @@ none of them has are stored. The chunks of a published write (broker/inbox.py) a
 version of the slot map by which they were divided.
 """
 
+from bisect import insort
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 
@@ -41,6 +42,8 @@ class ProduceStep:
     def __init__(self, partitions: PartitionSet) -> None:
         self._partitions = partitions
         self.waiting: list[requests.ProduceRequest] = []
+        """Requests that wait for room, by place."""
+        self._last_place = 0
         self._from = 0
         self.max_items = 0
         self.max_bytes = 0
@@ -50,10 +53,17 @@ class ProduceStep:
         if request.sequence:  # of a published write, which is on this disk already: limits do not apply
             self._check_not_paused()
             self._partitions.answer(request, self._store_chunks(request))
-        elif (self.max_items or self.max_bytes) and (self.waiting or not self._fits(request.batch)) and not self._is_stored(request):
-            self.waiting.append(request)
+        elif (self.max_items or self.max_bytes) and self._must_wait(request):
+            insort(self.waiting, request, key=attrgetter("place"))  # one of an undone turn goes before those that came after it
         else:
             self._store_all(request)
+
+    def _must_wait(self, request: requests.ProduceRequest) -> bool:
+        """Whether there is no room for a request, or others wait already. It gets its place if it has none."""
+        if not request.place:
+            self._last_place += 1
+            request.place = self._last_place
+        return bool(self.waiting or not self._fits(request.batch)) and not self._is_stored(request)
 
     def retry(self, now: int) -> None:
         """Store waiting requests for which there is room now, in order; QueueFull at their deadlines."""

@@ -190,6 +190,8 @@ class ProduceRequest(Request):
         """Of a chunk: chunks to be stored after it in the same turn, each only if those before it were stored whole."""
         self.shares: dict[int, dict[int, Sequence[int]]] = {}
         """Of a chunk: slot map version → partition → indexes of its items. Filled where needed (loop/produce.py)."""
+        self.place = 0
+        """Its place among the produces to a queue with a limit, which it keeps when its turn is undone; 0: none yet."""
 
     def check(self) -> None:
         if not self.sequence:  # the whole write was validated before its first chunk
@@ -232,6 +234,8 @@ class LeaseRequest(Request):
         """Whether only the ids are wanted; the caller reads the items from the log."""
         self.lost_to_damage = False
         """Whether damage took all leased items: others are leased for it."""
+        self.found_again = False
+        """Whether it is answered with the leases of an earlier sending: then no other items are leased for it."""
         self.unchecked_partitions: set[int] | None = None
         """Partitions that were in I/O in every turn since its deadline; the answer is empty once all were checked."""
         self.want = want
@@ -264,6 +268,8 @@ class SettleRequest(Request):
     """Settle items of leases. Answered with a `Settled` or a `Refused` for each part."""
 
     reserved = True
+    undelivered = False
+    """Whether it returns leases because a sending of their request could not be answered."""
 
     def __init__(
         self,

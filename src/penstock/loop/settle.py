@@ -38,6 +38,8 @@ class SettleStep:
         handle = self._partitions.handles.get(part.partition)
         if handle is None:
             return Refused.of(LeaseLost(f"there is no partition {part.partition} in queue {self._partitions.name!r}; drop the work"))
+        if request.undelivered and part.lease in handle.leases_found_again:
+            return Settled(0)
         try:
             if request.first_sent is not None:
                 self._partitions.remembered(handle, request)  # raises when it is not known
@@ -51,13 +53,20 @@ class SettleStep:
         """Return the items of leases that a failing partition granted and that never reached their callers."""
         leases, handle.undelivered_leases = handle.undelivered_leases, []
         for lease in leases:
+            if lease in handle.leases_found_again:
+                continue
             with suppress(PenstockError):  # the lease has ended
                 self._partitions.run(handle, commands.RetryLeased(lease, counted=False))
 
     def return_items(self, results: Sequence[LeaseResult]) -> None:
-        """Return items whose caller left before the answer; the next turn does it and counts no attempt."""
+        """Return items whose caller left before the answer; the next turn does it and counts no attempt.
+
+        Unless a repetition was given the same lease meanwhile.
+        """
         for one in results:
-            self._partitions.post(requests.SettleRequest("retry", [SettlePart(one.partition, one.granted.lease)], counted=False))
+            request = requests.SettleRequest("retry", [SettlePart(one.partition, one.granted.lease)], counted=False)
+            request.undelivered = True
+            self._partitions.post(request)
             self._partitions.wants_turn = True
 
 

@@ -72,11 +72,6 @@ class QueueEngine(CommitTracker):
         }
         self._order = {kind: rank for rank, kind in enumerate(self._steps)}
 
-    @property
-    def is_quiet(self) -> bool:
-        """Whether a turn with one request would find nothing else to do, unless a visit is due. Any thread may ask."""
-        return self._quiet and not self.io_finished
-
     # -- the turn ------------------------------------------------------------------------------------
 
     def turn(self, taken: Sequence[Request], now: int) -> None:
@@ -115,7 +110,7 @@ class QueueEngine(CommitTracker):
             if self.touched or self.uncommitted_answers:
                 self._commit()
         except BaseException as error:
-            self._abort([*taken, *self._running, *requests_now], error)
+            self._abort([*self._running, *taken, *requests_now], error)  # those that were deferred came before `taken`
             raise
         self._end()
 
@@ -437,7 +432,7 @@ class QueueEngine(CommitTracker):
             request.undo_count += 1
             if request.undo_count > MAX_RERUNS:
                 request.finish(error=_interrupted(error))
-            elif isinstance(request, requests.LeaseRequest):
+            elif isinstance(request, requests.LeaseRequest) and not request.may_be_known:
                 self.lease_step.waiting.add(request)  # its lease was undone
             else:
                 again.append(request)

@@ -127,8 +127,9 @@ class NewTimes:
     __slots__ = ("_changed", "_times", "changes")
 
     def __init__(self) -> None:
-        self._times: dict[int, tuple[bool, int] | None] = {}
-        """offset → (whether it is wall time, time); None: the item is not scheduled now."""
+        self._times: dict[int, tuple[bool, int, int] | None] = {}
+        """offset → (whether it is wall time, time, tag); None: the item is not scheduled now. The tag belongs to it: an
+        old entry may be for the same time, with the lane that the item had before."""
         self._changed = RunSet()
         self.changes = 0
         """How many entries of calendars may be out of date."""
@@ -136,13 +137,13 @@ class NewTimes:
     def __bool__(self) -> bool:
         return bool(self._times)
 
-    def change(self, offset: int, time: tuple[bool, int] | None) -> None:
+    def change(self, offset: int, time: tuple[bool, int, int] | None) -> None:
         """Change the time of an item that is in a calendar."""
         self.changes += 1
         self._times[offset] = time
         self._changed.add(offset, offset + 1)
 
-    def follow(self, offset: int, time: tuple[bool, int]) -> None:
+    def follow(self, offset: int, time: tuple[bool, int, int]) -> None:
         """Note the time of an item that was not scheduled, if it may have old entries."""
         if offset in self._times:
             self._times[offset] = time
@@ -151,8 +152,8 @@ class NewTimes:
         """The items of [start, stop) whose times were changed."""
         return offsets(self._changed.within(start, stop))
 
-    def is_current(self, offset: int, by_wall: bool, when: int) -> bool:
-        return self._times.get(offset) == (by_wall, when)
+    def is_current(self, offset: int, by_wall: bool, when: int, tag: int) -> bool:
+        return self._times.get(offset) == (by_wall, when, tag)
 
     def clear(self) -> None:
         """Forget everything: no calendar has old entries any more."""

@@ -440,7 +440,7 @@ def return_items(
             _return_to_line(state, offset, lane, key, now, due, positions.get(offset))
         elif due:
             state.by_elapsed.add(due, offset, offset + 1, lane)
-            state.new_times.follow(offset, (False, due))
+            state.new_times.follow(offset, (False, due, lane))
             state.scheduled.add(offset, offset + 1)
         else:
             to_lanes.append((lane, offset))
@@ -468,7 +468,7 @@ def _return_to_line(state: State, offset: int, lane: int, key: int, now: Moment,
         state.backing_off[offset] = key
         state.scheduled.add(offset, offset + 1)
         state.by_elapsed.add(due, offset, offset + 1, lane | KEYED)
-        state.new_times.follow(offset, (False, due))
+        state.new_times.follow(offset, (False, due, lane | KEYED))
     else:
         line.waiting.appendleft(Extent(offset, offset + 1, lane, line.position(offset) if position is None else position, now.elapsed))
         state.passed_over.add(offset, offset + 1)

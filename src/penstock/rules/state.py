@@ -279,7 +279,7 @@ class State:
         def due(entry: CalendarEntry) -> list[int]:
             found = RunSet(scheduled.within(entry.start, entry.stop))
             for offset in times.changed_within(entry.start, entry.stop):
-                if offset in given or not times.is_current(offset, by_wall, entry.when):
+                if offset in given or not times.is_current(offset, by_wall, entry.when, entry.tag):
                     found.remove(offset, offset + 1)
                 elif offset in scheduled:
                     given.add(offset, offset + 1)

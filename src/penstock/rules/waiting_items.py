@@ -136,7 +136,7 @@ def apply_rescheduled(state: State, record: Rescheduled, now: Moment) -> None:
     calendar = state.by_elapsed if record.due else state.by_wall
     when = record.due or record.at
     for offset, tag in zip(offsets(record.runs), record.tags, strict=True):
-        time = (not record.due, when)
+        time = (not record.due, when, tag)
         if offset in state.scheduled:
             state.new_times.change(offset, time)
         else:

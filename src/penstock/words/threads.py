@@ -1,6 +1,6 @@
 """Threads and a thread pool that stay usable after a Ctrl-C in the thread that starts them.
 
-Owns: `InterruptSafeThread`, `InterruptSafePool` and `read_ahead`.
+Owns: `InterruptSafeThread` and `InterruptSafePool`.
 `threading.Thread.start` and the executors of `concurrent.futures` take locks in Python code: a KeyboardInterrupt at the
 wrong moment leaves such a lock held for ever. Here every step that another thread waits for is one call of a C
 function, which an interrupt cannot split.
@@ -8,11 +8,9 @@ function, which an interrupt cannot split.
 
 import logging
 from _thread import allocate_lock, get_ident, start_new_thread
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 def is_held_here(lock: Any) -> bool:
@@ -97,34 +95,3 @@ def _do(job: Callable[[], None]) -> None:
         job()
     except Exception:
         logging.getLogger("penstock").exception("a job of a thread pool failed")
-
-
-def read_ahead(found: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Give what a generator gives; another thread reads the next value meanwhile. Closing it closes the generator."""
-    wanted: SimpleQueue[bool] = SimpleQueue()
-    read: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
-
-    def run() -> None:
-        while wanted.get():
-            try:
-                read.put(([next(found)], None))
-            except StopIteration:
-                read.put(([], None))
-            except BaseException as error:
-                read.put(([], error))
-
-    thread = InterruptSafeThread(run)
-    try:
-        wanted.put(True)
-        while True:
-            values, error = read.get()
-            if error is not None:
-                raise error
-            if not values:
-                return
-            wanted.put(True)
-            yield values[0]
-    finally:
-        wanted.put(False)
-        thread.join()
-        found.close()
