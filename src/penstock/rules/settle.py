@@ -345,9 +345,9 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
         state.completed.add_all(record.runs or ())
         state.outside_lanes.add_all(record.runs or ())
         return
-    whole = record.runs is None or (lease.has_one_item and record.runs == lease.runs())
-    if record.runs is None or whole:
-        runs = lease.runs()
+    runs = lease.runs() if record.runs is None else record.runs
+    whole = record.runs is None or (lease.has_one_item and runs == lease.runs())
+    if whole:
         keys = lease.keys()
         if keys:
             state.keys.release(keys, lease.number)
@@ -355,7 +355,6 @@ def apply_completed(state: State, record: Completed, now: Moment) -> None:
             lease.add_completed(runs)
             lease.count = 0
     else:
-        runs = record.runs
         for offset in offsets(runs):
             _, key = lease.close(offset)
             release_if_unused(state, lease, key)
